@@ -80,10 +80,10 @@ $(ENGINES)/.installed: $(STAMP) constraints.txt pyproject.toml
 	$(ENGINES)/bin/python -m pip install --quiet -c constraints.txt kubernetes-validate kubeflow-training kubeflow-trainer-api
 	touch $@
 
-# What people on call use, with the real programs: Debian's packages prometheus and prometheus-alertmanager (the services
-# that they install need not run).
+# What people on call use, beside the real programs: Debian's packages prometheus and prometheus-alertmanager (the
+# services that they install need not run), and chromium for the dashboard.
 test-oncall: $(STAMP)
-	$(BIN)/python -m pytest -q -m oncall tests/oncall
+	$(BIN)/python -m pytest -q -rP -m oncall tests/oncall
 
 # Every drill with servers; one per cause without servers and without sentences; then rough runs in which nothing may be
 # said.
@@ -95,11 +95,6 @@ test-drills: $(STAMP)
 test-drills-ranks: $(STAMP)
 	$(BIN)/python -m pytest -q -n 2 -m 'drill and ranks' tests/drill
 	$(BIN)/python -m pytest -q -m drill tests/library/test_faults.py
-
-# What somebody on call looks at, beside real programs: the dashboard in Chromium (Debian: apt-get install chromium).
-# What is not installed is skipped, and says so.
-test-oncall: $(STAMP)
-	$(BIN)/python -m pytest -q -rP -m oncall tests/oncall
 
 # The pictures of the dashboard in docs/images, from a simulated job and from a real one; needs Chromium.
 screenshots: $(STAMP)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 
 from lockstep.diagnose.analyse import analyse, judge
-from lockstep.diagnose.evidence import Evidence, find_chains
+from lockstep.diagnose.evidence import Evidence, Seen, find_chains
 from lockstep.diagnose.text import render
 from lockstep.diagnose.verdict import Verdict
+from lockstep.diagnose.views import TaskView, WaitView
 from lockstep.protocol.core.causes import Cause
 from lockstep.protocol.core.faults import DropMessage, DropTensor, FaultPlace, SlowStore, Stick
 from lockstep.protocol.core.ids import worker
+from lockstep.protocol.core.plan import BUFFERS
 from lockstep.protocol.core.waits import WaitKind
 from lockstep.sim.evidence import evidence_of
 from lockstep.sim.faults import AnyFault, Partition
@@ -115,3 +117,14 @@ def test_a_snapshot_has_both_books_of_a_rank() -> None:
     assert view.served_step == STEP
     assert set(view.served[0].arrived) == {W0, W2}
     assert {wait.kind for wait in view.waits} >= {WaitKind.GRADIENT}
+
+
+def test_a_bucket_without_a_parameter_is_named_only_if_nothing_else_is_missing() -> None:
+    def means_missing(*buckets: tuple[int, str]) -> Verdict:
+        waits = tuple(WaitView(W1, WaitKind.PARAMETER, "", "", STEP, 30.0, "", b, (name,)) for b, name in buckets)
+        tasks = {W0: Seen(task=W0, view=TaskView(task=W0, waits=waits)), W1: Seen(task=W1)}
+        return verdict_of(Evidence(tasks=tasks, asker=W0))
+
+    assert means_missing((1, BUFFERS), (0, "conv1.weight")).names == ("conv1.weight",)
+    only = means_missing((1, BUFFERS))
+    assert only.stuck.endswith("the mean of bucket 1 (the chief's buffers) from worker 1")

@@ -58,6 +58,14 @@ def test_beside_a_server_losses_are_those_of_ddp(example: str) -> None:
     assert losses(example, "--servers=1", *flags_of(example), ranks=3) == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.parametrize("servers", [0, 1])
+def test_lightning_with_three_workers_ends_and_has_ddps_losses(servers: int) -> None:
+    example, three = "lightning_module.py", ("--workers=3", *flags_of("lightning_module.py"))
+    expected = losses(example, "--ddp", *three, ranks=3)
+    assert len(expected) > 5
+    assert losses(example, f"--servers={servers}", *three, ranks=3 + servers) == pytest.approx(expected, abs=1e-5)
+
+
 def test_the_trainer_goes_on_from_its_own_checkpoint(tmp_path: Path) -> None:
     example, folder = "transformers_trainer.py", f"--folder={tmp_path}"
     whole = losses(example, "--ddp", *flags_of(example))

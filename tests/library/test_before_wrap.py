@@ -177,3 +177,17 @@ def test_a_refused_wrap_leaves_everything_as_it_was_and_the_next_one_works(
     run_in(shape, body)
     assert case
     assert_same_bits(list(results.values()), in_one_process(loop))
+
+
+@both_shapes
+def test_an_optimizer_of_another_model_is_refused(shape: ClusterShape) -> None:
+    """The model was made anew after its optimizer: it would never change, and nobody would say so."""
+
+    def body(job: Job) -> None:
+        model, former = small_model(), small_model()
+        with pytest.raises(UsageError, match="no parameter of the optimizer is one of the model's"):
+            job.wrap(model, torch.optim.SGD(former.parameters(), lr=0.1))
+        extra = nn.Parameter(torch.ones(1))
+        job.wrap(model, torch.optim.SGD([*model.parameters(), extra], lr=0.1))
+
+    run_in(shape, body)

@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.library.atexit import ExitWitness, why_it_left
+from lockstep.errors import EXIT_FAILED
+from lockstep.library.atexit import ExitWitness, end_with_the_report, why_it_left
 from lockstep.library.errors import UsageError
+from lockstep.protocol.core.causes import own_error
+from lockstep.runtime.task.outcome import JobEndedError, Outcome
 
 
 @pytest.fixture
@@ -77,3 +80,18 @@ def test_an_exception_is_told_with_the_line_of_the_program_that_it_left() -> Non
     assert reason.text.startswith("failed with JSONDecodeError: ")
     assert f"reads ({Path(__file__).parent.name}/{Path(__file__).name}:{line})" in reason.text
     assert why_it_left(UsageError("wrong")).text == "was used wrongly: wrong"
+
+
+def test_a_jobs_end_that_is_not_caught_ends_the_program_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # restored in the end
+    end_with_the_report()
+    ended = JobEndedError(Outcome(False, "/job:worker/replica:0/task:1", 19, own_error("stopped early")))
+    with pytest.raises(SystemExit) as left:
+        sys.excepthook(JobEndedError, ended, None)
+    assert left.value.code == EXIT_FAILED
+    assert capsys.readouterr().err == ""
+    error = UsageError("this one is the program's own")
+    sys.excepthook(UsageError, error, None)
+    assert "the program's own" in capsys.readouterr().err

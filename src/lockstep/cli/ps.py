@@ -103,8 +103,8 @@ def _run_server(argv: Sequence[str], report_fd: int) -> int:
 
     reporter = TaskReporter(report_fd)
     with told_to_monitor(reporter):
-        from lockstep.library.join import node_config, serve
-        from lockstep.library.serving import refuse_missing_gpu
+        from lockstep.library.node_config import node_config
+        from lockstep.library.serving import refuse_missing_gpu, serve
         from lockstep.runtime.task.signals import TaskSignals
 
         cluster, arguments = _parse(argv)
@@ -115,6 +115,4 @@ def _run_server(argv: Sequence[str], report_fd: int) -> int:
         signals.install()
         config = node_config(cluster, arguments.exchange, arguments.keeping)
         outcome = serve(config, arguments.serving, reporter, signals)
-    if not outcome.ok and outcome.departure is None:
-        say(outcome.sentence())
     return EXIT_FAILED if outcome.ok and outcome.unsaved else outcome.exit_code(EXIT_FAILED)

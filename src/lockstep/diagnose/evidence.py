@@ -12,6 +12,7 @@ from lockstep.protocol import phrases
 from lockstep.protocol.core.activity import Doing, TaskPhase
 from lockstep.protocol.core.death import Word
 from lockstep.protocol.core.ids import CHIEF, server
+from lockstep.protocol.core.plan import NO_PARAMETERS
 from lockstep.protocol.core.reach import NOT_SILENT, Silence
 from lockstep.protocol.core.timing import HEARD_SECONDS
 from lockstep.protocol.core.waits import FORMING, TENSORS, WaitKind
@@ -107,16 +108,21 @@ def is_worker(task: str) -> bool:
 
 def waits_of(view: TaskView) -> Iterator[Waiting]:
     """The waits that block this task. A worker asks for parameters and norms early, and waits for them only when it
-    reports so."""
+    reports so. Of several waits for one task the first is shown: what has a name comes before a bucket that holds no
+    parameter."""
     idle = (*AT_THE_WAIT, Doing.FINISHING, Doing.NOTHING)
     training = view.main is not None and view.main.doing not in idle
-    for wait in view.waits:
+    for wait in sorted(view.waits, key=_has_no_parameter):
         waiting = Waiting(view.task, wait)
         if waiting.kind is WaitKind.CALLER:
             continue  # those who wait in that call say so themselves
         if is_worker(view.task) and waiting.kind in (WaitKind.PARAMETER, WaitKind.NORM) and training:
             continue
         yield waiting
+
+
+def _has_no_parameter(wait: WaitView) -> bool:
+    return bool(wait.names) and NO_PARAMETERS.issuperset(wait.names)
 
 
 def has_come(evidence: Evidence, waiting: Waiting) -> bool:

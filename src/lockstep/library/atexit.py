@@ -87,16 +87,14 @@ def _is_elsewhere(frame: traceback.FrameSummary) -> bool:
     return frame.filename != __file__
 
 
-def end_by_signal() -> None:
-    """End without a traceback if the program does not catch a job's end that is reported already: by a signal, with
-    its exit code; because the job goes back to a checkpoint, or was done before this incarnation."""
+def end_with_the_report() -> None:
+    """Let a program that does not catch its job's end leave with the job's exit code, and without a traceback: why the
+    job ended has been said, and where this program happened to wait says nothing about it."""
     otherwise = sys.excepthook
 
     def end(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if isinstance(error, JobEndedError):
-            outcome = error.outcome
-            if outcome.departure is not None or outcome.again or outcome.ok:
-                raise SystemExit(outcome.exit_code(EXIT_FAILED))
+            raise SystemExit(error.outcome.exit_code(EXIT_FAILED))
         otherwise(kind, error, trace)
 
     sys.excepthook = end

@@ -51,7 +51,6 @@ class Job:
         exits: ExitWitness | None = None,
     ) -> None:
         self._node = node
-        self._say = say
         self._on_close = on_close
         self._exits = exits or ExitWitness()
         self._shards: WeakSet[MapShard] = WeakSet()
@@ -404,6 +403,6 @@ class Job:
         else:
             try:
                 self.close()
-            except JobEndedError as ended:
-                self._say(str(ended))
+            except JobEndedError:  # which has been said
+                sys.stdout.flush()
                 os._exit(EXIT_FAILED)  # too late for an exception to count: the program would end with 0

@@ -25,24 +25,19 @@ from lockstep.library.comparing import join_compared
 from lockstep.library.engine_cluster import as_tf_config_says
 from lockstep.library.launcher import Launch, launched_by, worker_variables
 from lockstep.library.meeting import find_store, gather
-from lockstep.library.serving import SERVER_DEVICES, StoreChoice, make_store, refuse_missing_gpu
+from lockstep.library.node_config import node_config
+from lockstep.library.serving import SERVER_DEVICES, StoreChoice, refuse_missing_gpu, serve
 from lockstep.library.settings import (
     BACKENDS,
-    FIRST_LIFE,
     ON_NAN,
     OWN,
     TORCH,
     Exchange,
     Keeping,
-    Life,
     exchange_problems,
     keeping_problems,
-    library_settings,
-    loss_notice,
-    recovery_rules,
     who_trains,
 )
-from lockstep.protocol.coordinator.recovery import Beginning
 from lockstep.protocol.core.endings import ON_NAN_PARAMETERS
 from lockstep.protocol.core.ids import CHIEF, Role, TaskId
 from lockstep.protocol.core.timing import (
@@ -52,7 +47,6 @@ from lockstep.protocol.core.timing import (
     STARTUP_SECONDS,
     USER_CODE_SECONDS,
 )
-from lockstep.runtime.checkpoint.resuming import beginning_in
 from lockstep.runtime.compared import compared_run
 from lockstep.runtime.monitor.door import RunLink, run_link
 from lockstep.runtime.monitor.sidecar import SidecarError, start_sidecar
@@ -62,11 +56,10 @@ from lockstep.runtime.startup.metrics_options import MetricsOptions
 from lockstep.runtime.startup.own_name import with_own_address
 from lockstep.runtime.startup.pages import Pages
 from lockstep.runtime.startup.preflight import protocol_problems
-from lockstep.runtime.task.failures import failure_of, told_to_monitor
+from lockstep.runtime.task.failures import told_to_monitor
 from lockstep.runtime.task.node import NodeConfig
-from lockstep.runtime.task.outcome import JobEndedError, Outcome
+from lockstep.runtime.task.outcome import Outcome
 from lockstep.runtime.task.signals import TaskSignals
-from lockstep.runtime.watch.watchdog import WatchSettings
 from lockstep.security.chosen import choose, settle
 from lockstep.terminal import say
 from lockstep.transports.control.addresses import Address
@@ -77,7 +70,6 @@ from lockstep.version import __version__
 if TYPE_CHECKING:
     from lockstep.library.job import Job
     from lockstep.library.training_way import JobOptions
-    from lockstep.runtime.monitor.reporter import TaskReporter
     from lockstep.runtime.monitor.sidecar import Sidecar
 
 P = ParamSpec("P")
@@ -331,62 +323,6 @@ def refuse_bad_cluster(cluster: ClusterSpec, arguments: JoinArguments, *, launch
     _refuse(cluster_problems(cluster) + problems)
 
 
-def node_config(
-    cluster: ClusterSpec,
-    exchange: Exchange,
-    keeping: Keeping,
-    *,
-    launched: bool = False,
-    carrier: str = "",
-    life: Life = FIRST_LIFE,
-) -> NodeConfig:
-    """What the runtime needs to know about a job of the library. BadInput if its ``train_dir`` is refused.
-
-    ``launched``: by a launcher, without ``lockstep run``. ``carrier``: without servers, what carries the gradients.
-    ``life``: what ``lockstep run`` makes of this process.
-    """
-    workers, servers = cluster.shape.workers, cluster.shape.servers
-    rules = recovery_rules(
-        keeping,
-        exchange,
-        workers,
-        cluster.rejoin_timeout,
-        launched=launched,
-        servers=servers,
-        grace_seconds=cluster.grace,
-        goes_back=life.everybody_restarts and carrier != TORCH,
-    )
-    settings = library_settings(cluster, exchange, rules, carrier, life)
-    if returning := life.later and rules.returns:
-        cluster = dataclasses.replace(cluster, startup_timeout=cluster.rejoin_timeout)
-    resumes = bool(keeping.train_dir) and cluster.task == cluster.shape.coordinator
-    if (
-        cluster.task == CHIEF
-        and (notice := loss_notice(rules, exchange, workers, launched=launched, servers=servers, carrier=carrier))
-        and workers > 1
-    ):
-        say(notice)
-    return NodeConfig(
-        tell_paths=carrier != TORCH,  # no tensor takes the links then
-        cluster=cluster,
-        settings=settings,
-        synchronous=exchange.synchronous,
-        eager=not cluster.shape.servers,
-        summed=exchange.reduction == "sum",
-        aggregate=exchange.aggregate(workers),
-        watch=WatchSettings(on_stall=cluster.on_stall, pages=cluster.pages),
-        recovery=rules,
-        beginning=beginning_in(keeping.train_dir, settings, say, from_scratch=keeping.from_scratch and not life.later)
-        if resumes
-        else Beginning(),
-        train_dir=keeping.train_dir,
-        checkpoints_kept=keeping.max_ckpts_to_keep,
-        own_program=True,
-        returning=returning,
-        finished=life.finished and rules.returns,
-    )
-
-
 def _refuse_bad_choices(arguments: JoinArguments) -> None:
     sentences = []
     if arguments.on_nan not in ON_NAN:
@@ -467,59 +403,21 @@ def _serve_and_leave(
         outcome = serve(config, serving, sidecar.reporter, signals)
     finally:
         sidecar.close(outcome.exit_code(EXIT_FAILED))
-    if not outcome.ok and outcome.departure is None:
-        say(outcome.sentence())
     # 0 even if the last version is in no checkpoint, which was reported: the workers have the model, and a launcher
     # that sees one process fail ends them all before they have saved it.
     raise SystemExit(outcome.exit_code(EXIT_FAILED))
 
 
-def serve(config: NodeConfig, serving: StoreChoice, reporter: TaskReporter, signals: TaskSignals) -> Outcome:
-    """Run one server of a job, from its start to its end."""
-    from lockstep.runtime.task.server_node import ServerNode
-
-    node = ServerNode(config, lambda: make_store(serving, config.cluster), say, reporter)
-    signals.attach(node)
-    try:
-        node.start()
-        from lockstep.training.server.named_optimizer import warm_up
-
-        warm_up()  # while the cluster forms
-
-        node.wait_until_member()
-        outcome = node.wait_until_ended()
-        if outcome.again:
-            return outcome
-        node.see_others_off()
-        return dataclasses.replace(outcome, unsaved=node.tell_unsaved())
-    except JobEndedError as ended:
-        return ended.outcome
-    except BaseException as error:
-        if node.outcome is None:
-            node.fail(failure_of(error, f"was ended by {type(error).__name__}"))
-        raise
-    finally:
-        for line in dropped_lines(node.machine.coordinator):
-            say(line)
-        node.close()
-
-
-def dropped_lines(coordinator: object) -> list[str]:
-    """Backup workers: which worker's gradients were left out, and how often."""
-    dropped: Mapping[TaskId, int] = getattr(coordinator, "dropped", {})
-    return [f"{task} was left out of {count} steps (backup workers)" for task, count in sorted(dropped.items())]
-
-
 def _join_as_worker(
     config: NodeConfig, sidecar: Sidecar | RunLink, options: JobOptions, signals: TaskSignals, carrier: str
 ) -> Job:
-    from lockstep.library.atexit import ExitWitness, close_before_threads_end, end_by_signal
+    from lockstep.library.atexit import ExitWitness, close_before_threads_end, end_with_the_report
     from lockstep.library.job import Job
 
     config = dataclasses.replace(config, give_up=lambda outcome: os._exit(outcome.exit_code(EXIT_FAILED)))
     node = make_node(config, sidecar.reporter, carrier, options.save_slot)
     signals.attach(node)
-    end_by_signal()
+    end_with_the_report()
     exits = ExitWitness()
     exits.install()
 

@@ -14,6 +14,7 @@ from lockstep.security.chosen import chosen_key
 from lockstep.security.key import Purpose
 from lockstep.terminal import say
 from lockstep.transports.control.addresses import parse_address
+from lockstep.transports.control.ports import ReservedPort
 from lockstep.version import __version__
 
 _meetings = itertools.count()
@@ -71,3 +72,11 @@ def find_store(spec: ClusterSpec, launch: Launch, port: int) -> tuple[str, int]:
     """
     found = parse_address(_meet(spec, launch, port or 1)[0])
     return found.host, found.port
+
+
+def port_for_store(spec: ClusterSpec) -> int:
+    """Where worker 0 may keep such a store: a port that is free among those that tasks may use; 0: any."""
+    if spec.second_ports is None:
+        return 0
+    with ReservedPort(spec.listen_address().host, spec.second_ports) as free:
+        return free.port

@@ -13,12 +13,12 @@ import torch
 import torch.distributed as dist
 
 from lockstep.library.errors import UsageError
+from lockstep.library.meeting import port_for_store
 from lockstep.library.talking import Talk
 from lockstep.runtime.startup.cluster import ClusterSpec
 from lockstep.training.ranks.group import STORE_SECONDS, CollectiveLost, MeetingPoint, make_global_group
 from lockstep.training.torch_private import c10d
 from lockstep.transports.control.addresses import parse_address
-from lockstep.transports.control.ports import ReservedPort
 
 
 class OwnGroup:
@@ -59,20 +59,12 @@ class OwnGroup:
             host=hosts[0],
             own_host=own,
             listen_host=cluster.listen_address().host,
-            port=self._port(),
+            port=port_for_store(cluster),
             patience=max(STORE_SECONDS, cluster.startup_timeout),
             backend="nccl" if device.type == "cuda" else "gloo",
             device=f"{own} {device}",
             find=lambda port: (hosts[0], self._talk.broadcast(port, 0, "job.process_group()")),
         )
-
-    def _port(self) -> int:
-        """Of worker 0's store: one that is free among those that tasks may use; 0: any."""
-        ports = self._cluster.second_ports
-        if ports is None:
-            return 0
-        with ReservedPort(self._cluster.listen_address().host, ports) as free:
-            return free.port
 
     def close(self) -> None:
         """If it was made here. Another worker may be gone already."""

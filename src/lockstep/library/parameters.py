@@ -33,6 +33,7 @@ def named_tensors(models: Sequence[nn.Module]) -> Iterator[tuple[str, str, Tenso
 def trained_parameters(models: Sequence[nn.Module], optimizers: Sequence[KnownOptimizer]) -> list[Trained]:
     """All parameters of all optimizers, in the model's order; parameters outside the model come last."""
     groups = _groups_of(optimizers)
+    _refuse_another_models(models, optimizers)
     found: dict[int, Trained] = {}
     for kind, name, tensor in named_tensors(models):
         if kind == "parameter" and id(tensor) in groups and id(tensor) not in found:
@@ -79,6 +80,7 @@ def averaged_parameters(
 ) -> tuple[list[Trained], list[Trained]]:
     """Every parameter with a gradient, as DDP has it, in the model's order; those of the optimizers that are outside
     the model come last. And the frozen ones."""
+    _refuse_another_models(models, optimizers)
     found: dict[int, Trained] = {}
     for kind, name, tensor in named_tensors(models):
         if kind == "parameter" and id(tensor) not in found:
@@ -95,6 +97,18 @@ def averaged_parameters(
     if not trained:
         raise UsageError("the model has no parameter that requires a gradient; unfreeze some before job.wrap()")
     return trained, [one for one in found.values() if not one.parameter.requires_grad]
+
+
+def _refuse_another_models(models: Sequence[nn.Module], optimizers: Sequence[HasOptimizer]) -> None:
+    """UsageError if the optimizers would leave the whole model as it is: they were made for another one."""
+    groups = [group for one in optimizers for group in one.optimizer.param_groups]
+    theirs = {id(parameter) for group in groups for parameter in group["params"]}
+    own = {id(tensor) for kind, _, tensor in named_tensors(models) if kind == "parameter" and tensor.requires_grad}
+    if own and theirs and not own & theirs:
+        raise UsageError(
+            "no parameter of the optimizer is one of the model's, so the model would stay as it is; make the optimizer "
+            "from the parameters of the model that you wrap, after the model has been made, moved and converted"
+        )
 
 
 def model_buffers(models: Sequence[nn.Module]) -> list[Tensor]:

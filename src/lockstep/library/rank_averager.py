@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from lockstep.library.errors import UsageError
+from lockstep.library.meeting import port_for_store
 from lockstep.library.training_way import JobOptions
 from lockstep.protocol.core.messages import Setting
 from lockstep.runtime.startup.cluster import ClusterSpec
@@ -34,11 +35,12 @@ def make_averager(
                 "lockstep.join(backend='nccl') or 'gloo', the same on every rank"
             )
         return OwnAverager(node, layout, untrained)
-    group = WorkerGroup(_meeting(node.cluster, device, options), node)
+    group = WorkerGroup(meeting_point(node.cluster, device, options), node)
     return TorchAverager(group, layout, device, untrained)
 
 
-def _meeting(cluster: ClusterSpec, device: torch.device, options: JobOptions) -> MeetingPoint:
+def meeting_point(cluster: ClusterSpec, device: torch.device, options: JobOptions) -> MeetingPoint:
+    """Where the ranks meet if torch.distributed carries their gradients."""
     assert cluster.task is not None
     hosts = [parse_address(address).host for address in cluster.worker_hosts]
     own = hosts[cluster.task.index]
@@ -49,7 +51,7 @@ def _meeting(cluster: ClusterSpec, device: torch.device, options: JobOptions) ->
         host=hosts[0],
         own_host=own,
         listen_host=cluster.listen_address().host,
-        port=0 if options.find_store is not None else _agreed_port(cluster),
+        port=_agreed_port(cluster) if options.find_store is None else port_for_store(cluster),
         patience=max(STORE_SECONDS, cluster.startup_timeout),
         backend=wanted,
         device=f"{own} {device}",

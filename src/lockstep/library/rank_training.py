@@ -6,6 +6,7 @@ drift apart, and count.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from lockstep.library.clipping import norm_clip, parameters_of, value_clip
 from lockstep.library.errors import UsageError
 from lockstep.library.finite_parameters import FiniteParameters
+from lockstep.library.own_loops import OwnLoops
 from lockstep.library.parameters import (
     OwnOptimizer,
     averaged_parameters,
@@ -31,7 +33,10 @@ from lockstep.library.training_way import JobParts, NormClip
 from lockstep.protocol.core.activity import TaskPhase
 from lockstep.protocol.core.causes import Cause, own_error
 from lockstep.protocol.core.ids import CHIEF, Step
+from lockstep.protocol.core.loop_watch import LoopWatch
+from lockstep.protocol.core.messages import LoopCount
 from lockstep.protocol.phrases import other_calls
+from lockstep.runtime import phrases
 from lockstep.runtime.task.collective_node import CollectiveNode
 from lockstep.runtime.task.outcome import JobEndedError
 from lockstep.runtime.task.rank_node import RankNode
@@ -39,7 +44,7 @@ from lockstep.training.bucket_size import rank_bucket_bytes
 from lockstep.training.copies import CopyAnswers, OwnHook
 from lockstep.training.ranks.averager import NO_STATISTICS_ON_CPUS, Averager, ModelsDiffer
 from lockstep.training.ranks.layout import RankLayout, lay_out
-from lockstep.training.ranks.rank_replica import COMPARE_EVERY, GradientMisuse, RankReplica
+from lockstep.training.ranks.rank_replica import COMPARE_EVERY, GradientMisuse, LoopNumbers, RankReplica
 from lockstep.training.ranks.sparse import numbers_of_gradient
 from lockstep.training.torch_private import foreach_norm
 from lockstep.training.worker.binding import Trained
@@ -66,6 +71,10 @@ class RankTraining:
         """A wrapped optimizer has made a step."""
         self._announced = False
         self._closed = False
+        self._own_loops = OwnLoops(lambda: node.main.ident)
+        self._loop_watch = LoopWatch()
+        self._loop_names: dict[int, str] = {}
+        """By the numbers under which they travel."""
 
     @property
     def step(self) -> Step:
@@ -122,6 +131,8 @@ class RankTraining:
             on_step=self._on_step,
             place=self._place,
             on_elsewhere=self._on_elsewhere,
+            loops=self._loop_numbers,
+            on_loops=self._compare_loops,
         )
         self.replica.expect_sparse(sparse_parameters(self._models))
         self.replica.start()
@@ -180,6 +191,23 @@ class RankTraining:
         both = [f"backward() in step {place} of job.steps()" for place in (mine, chiefs)]
         reason = own_error(other_calls(step, both[0], CHIEF, both[1]), Cause.OUT_OF_STEP)
         raise JobEndedError(self._node.fail(reason))
+
+    def _loop_numbers(self) -> list[LoopNumbers]:
+        """Where the program is in loops of its own; ``job.steps()`` has a number that must be equal."""
+        counts = () if self._parts.course.in_steps else self._own_loops.counts()
+        numbers = [(zlib.crc32(one.name.encode()), one.iteration) for one in counts]
+        self._loop_names |= {number: one.name for (number, _), one in zip(numbers, counts, strict=True)}
+        return numbers
+
+    def _compare_loops(self, step: Step, mine: Sequence[LoopNumbers], chiefs: Sequence[LoopNumbers]) -> None:
+        """Tell if this rank or the chief has left out an iteration of its own loop; of the chief one rank tells."""
+        if self._node.task == CHIEF:
+            return
+        for task, numbers in ((self._node.task, mine), (CHIEF, chiefs)):
+            known = [LoopCount(self._loop_names[one], at) for one, at in numbers if one in self._loop_names]
+            found = self._loop_watch.heard(task, step, known)
+            if found is not None and (found.ahead != CHIEF or self._node.task.index == 1):
+                self._parts.say(phrases.left_out(found))
 
     def _on_step(self, step: Step) -> None:
         """The means of ``step`` are in ``grad``."""

@@ -29,6 +29,7 @@ from lockstep.library.misuse import MisuseWatch
 from lockstep.library.optimizer_proxy import unwrap_optimizer, wrap_optimizer
 from lockstep.library.optimizer_state import RemoteState
 from lockstep.library.optimizers import KnownOptimizer, known_optimizer
+from lockstep.library.own_loops import OwnLoops
 from lockstep.library.parameters import trained_parameters, untrained_digests
 from lockstep.library.program_state import ProgramState
 from lockstep.library.training_way import JobParts, NormClip
@@ -80,6 +81,7 @@ class ServedTraining:
         """Backward passes that added to the gradients of others."""
         self._announced = False
         self._closed = False
+        self._own_loops = OwnLoops(lambda: node.main.ident)
 
     @property
     def step(self) -> Step:
@@ -245,7 +247,13 @@ class ServedTraining:
         self._look_at_parameters(replica)
         self._course.before_step("optimizer.step()")
         sealed = replica.seal(
-            rates, known.groups, void=void, void_not_finite=void_not_finite, occasion=occasion, clip=clip
+            rates,
+            known.groups,
+            void=void,
+            void_not_finite=void_not_finite,
+            occasion=occasion,
+            clip=clip,
+            loops=() if self._course.in_steps else self._own_loops.counts(),
         )
         self._course.after_step(replica.step)
         self._misuse.sealed(known)

@@ -1,16 +1,26 @@
-"""Where a server of a library job keeps and updates its parameters: its CPU with all its cores, or a GPU."""
+"""A server of a library job: its life, and where it keeps and updates its parameters: its CPU with all its cores, or a
+GPU."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lockstep.errors import BadInput
+from lockstep.protocol.core.ids import TaskId
 from lockstep.runtime.startup.cluster import ClusterSpec
+from lockstep.runtime.task.failures import failure_of
+from lockstep.runtime.task.outcome import JobEndedError, Outcome
+from lockstep.terminal import say
 
 if TYPE_CHECKING:
     import torch
 
+    from lockstep.runtime.monitor.reporter import TaskReporter
+    from lockstep.runtime.task.node import NodeConfig
+    from lockstep.runtime.task.signals import TaskSignals
     from lockstep.runtime.task.store import ShardStore
 
 SERVER_DEVICES = ("cpu", "gpu")
@@ -63,3 +73,39 @@ def place_on_host(cluster: ClusterSpec) -> int:
     own = cluster.address_of(cluster.task).rpartition(":")[0]
     before = cluster.hosts_of(cluster.task.role)[: cluster.task.index]
     return sum(address.rpartition(":")[0] == own for address in before)
+
+
+def serve(config: NodeConfig, serving: StoreChoice, reporter: TaskReporter, signals: TaskSignals) -> Outcome:
+    """Run one server of a job, from its start to its end."""
+    from lockstep.runtime.task.server_node import ServerNode
+
+    node = ServerNode(config, lambda: make_store(serving, config.cluster), say, reporter)
+    signals.attach(node)
+    try:
+        node.start()
+        from lockstep.training.server.named_optimizer import warm_up
+
+        warm_up()  # while the cluster forms
+
+        node.wait_until_member()
+        outcome = node.wait_until_ended()
+        if outcome.again:
+            return outcome
+        node.see_others_off()
+        return dataclasses.replace(outcome, unsaved=node.tell_unsaved())
+    except JobEndedError as ended:
+        return ended.outcome
+    except BaseException as error:
+        if node.outcome is None:
+            node.fail(failure_of(error, f"was ended by {type(error).__name__}"))
+        raise
+    finally:
+        for line in dropped_lines(node.machine.coordinator):
+            say(line)
+        node.close()
+
+
+def dropped_lines(coordinator: object) -> list[str]:
+    """Backup workers: which worker's gradients were left out, and how often."""
+    dropped: Mapping[TaskId, int] = getattr(coordinator, "dropped", {})
+    return [f"{task} was left out of {count} steps (backup workers)" for task, count in sorted(dropped.items())]

@@ -17,6 +17,7 @@ import torch
 from torch.utils.data import IterableDataset, default_collate
 
 from lockstep.library.errors import UsageError
+from lockstep.library.own_loops import took_batch
 
 Collate = Callable[[list[Any]], Any]
 MAX_SEED = (1 << 63) - 1
@@ -155,7 +156,9 @@ class MapShard(DataShard):
         """The batches from the current position to the end of its epoch."""
         while True:
             step, self._next = self._next, self._next + 1
-            yield self[step]
+            batch = self[step]
+            took_batch("job.shard()", step + 1)
+            yield batch
             if self._next % self.steps_per_epoch == 0:
                 return
 
@@ -202,6 +205,7 @@ class IterableShard(DataShard):
                 if len(ahead) < self.workers:  # too few for a step of their own
                     examples, ahead = examples + ahead, []
             self._next += 1
+            took_batch("job.shard()", self._next)
             own = self._own(examples)
             self.on_taken(len(own))
             yield self._collate(own)

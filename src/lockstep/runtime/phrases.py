@@ -5,9 +5,11 @@ from __future__ import annotations
 import signal
 from collections.abc import Sequence
 
+from lockstep.foreign import plain
 from lockstep.protocol.core.causes import Reason
 from lockstep.protocol.core.ids import Incarnation, JobId, Step, TaskId, hex64
 from lockstep.protocol.core.leaving import Departure
+from lockstep.protocol.core.loop_watch import IterationLeftOut
 from lockstep.protocol.core.parts import Part
 from lockstep.protocol.phrases import leaves, named
 
@@ -63,6 +65,16 @@ def left_alone(task: str, text: str) -> str:
 
 def peer_leaves(task: TaskId, peer: TaskId, departure: Departure) -> str:
     return f"{named(task)}: {named(peer)} {leaves(departure)}"
+
+
+def left_out(found: IterationLeftOut) -> str:
+    ahead, behind = named(found.ahead), named(found.behind)
+    at, other = found.iterations
+    return (
+        f"{ahead} has left out what {behind} has done: in step {found.step} it is at {at}, {behind} at {other} "
+        f"({plain(found.loop)}). Look there for a continue, an exception that is caught, or less data. The job goes "
+        f"on; it fails if {ahead} has no more steps to make while others have."
+    )
 
 
 def failed_with(error: BaseException) -> str:

@@ -21,6 +21,7 @@ from lockstep.protocol.core.effects import (
     Effect,
     JobEnded,
     NormKnown,
+    Noticed,
     PeerLeaves,
     Send,
     SendGradient,
@@ -303,7 +304,7 @@ class World:
                     side.became_member(effect)
             case ViewChanged(members=members):
                 self._know(task, members)
-            case PeerLeaves():
+            case PeerLeaves() | Noticed():
                 pass
             case StillMissing(missing=missing):
                 self._missing[name] = tuple(one.task for one in missing)

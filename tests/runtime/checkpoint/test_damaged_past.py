@@ -226,7 +226,7 @@ def test_from_scratch_is_a_way_out_of_a_folder_of_another_run(written: Written, 
 
 
 def test_your_own_program_is_refused_in_the_same_way_and_may_start_from_scratch(tmp_path: Path) -> None:
-    from lockstep.library.join import node_config
+    from lockstep.library.node_config import node_config
 
     made = Written(tmp_path, settings=(Setting("program", "your own program"),))
     assert made.write(20) == ""

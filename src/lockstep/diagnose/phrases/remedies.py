@@ -37,7 +37,8 @@ REMEDIES: Mapping[Cause, str] = MappingProxyType(
         Cause.STRAGGLER: "Compare that host with the others: other programs on it, its clock rate, its data.",
         Cause.DRIFTED: "Let every worker change its parameters in the same way: the same optimizer, options and "
         "schedule, and nothing that only one of them does, such as loading a file or editing a gradient.",
-        Cause.OUT_OF_STEP: "Give every worker the same number of steps, or let the input repeat.",
+        Cause.OUT_OF_STEP: "Look for what one worker leaves out and the others do not (continue, break, an exception "
+        "that is caught), and for a worker with less data.",
         Cause.MISMATCH: "Start all tasks with the same program, model and settings.",
         Cause.WIRING: "Give all tasks the same host lists, and each host the --task_index of its place in them.",
         Cause.STALE_INCARNATION: "Start the whole job again: the state of the earlier incarnation is gone.",

@@ -10,6 +10,7 @@ from lockstep.diagnose.phrases.units import in_seconds as _in_seconds
 from lockstep.diagnose.phrases.units import named as _named
 from lockstep.protocol.core.causes import Cause
 from lockstep.protocol.core.endings import Ends
+from lockstep.protocol.core.plan import NO_PARAMETERS
 from lockstep.protocol.core.waits import FORMING, WaitKind
 
 # -- the lead: what is stuck, why, and what to do --
@@ -65,8 +66,8 @@ def missing(kind: WaitKind, on: str, step: int, bucket: int, names: Sequence[str
 
 
 def _tensors(names: Sequence[str], bucket: int) -> str:
-    if not names:
-        return f"bucket {bucket}"
+    if NO_PARAMETERS.issuperset(names):
+        return " ".join((f"bucket {bucket}", *names))
     return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
 
 
@@ -282,7 +283,8 @@ def missing_line(key: str, step: int) -> str:
 
 
 def holding_line(names: Sequence[str]) -> str:
-    return f"holding:  {', '.join(names)}"
+    none = "no parameter " if NO_PARAMETERS.issuperset(names) else ""
+    return f"holding:  {none}{', '.join(names)}"
 
 
 def link_line(link: str) -> str:

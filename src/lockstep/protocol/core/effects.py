@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from lockstep.protocol.core.causes import NO_REASON, Reason
 from lockstep.protocol.core.ids import INITIAL_STEP, BucketId, JobId, Step, TaskId
 from lockstep.protocol.core.leaving import Departure
+from lockstep.protocol.core.loop_watch import IterationLeftOut
 from lockstep.protocol.core.messages import (
     Answer,
     CallComplete,
@@ -231,6 +232,13 @@ class PeerLeaves:
     departure: Departure
 
 
+@dataclass(frozen=True, slots=True)
+class Noticed:
+    """To be told to people; the job goes on."""
+
+    what: IterationLeftOut
+
+
 Effect = (
     Send
     | SendPull
@@ -251,6 +259,7 @@ Effect = (
     | SaveShard
     | WriteCheckpoint
     | StillMissing
+    | Noticed
     | JobEnded
     | PeerLeaves
 )

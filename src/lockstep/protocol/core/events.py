@@ -8,7 +8,17 @@ from enum import StrEnum
 from lockstep.protocol.core.causes import Reason
 from lockstep.protocol.core.ids import BucketId, Incarnation, Step, TaskId
 from lockstep.protocol.core.leaving import Departure
-from lockstep.protocol.core.messages import CallMade, Clip, GroupRates, Layout, Message, MissingTask, Question, Saved
+from lockstep.protocol.core.messages import (
+    CallMade,
+    Clip,
+    GroupRates,
+    Layout,
+    LoopCount,
+    Message,
+    MissingTask,
+    Question,
+    Saved,
+)
 from lockstep.protocol.core.plan import Plan
 
 
@@ -135,6 +145,7 @@ class Sealed:
     state: bytes | None = b""
     clip: tuple[Clip, ...] = ()
     asks: bool = False
+    loops: tuple[LoopCount, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -238,6 +238,14 @@ class Clip:
 
 
 @dataclass(frozen=True, slots=True)
+class LoopCount:
+    """At which iteration of a loop of its own a worker's program is; ``name`` tells the loop from its others."""
+
+    name: str
+    iteration: int
+
+
+@dataclass(frozen=True, slots=True)
 class Seal:
     """Worker to server: my gradients of ``step`` are final; the buckets of ``absent`` have none.
 
@@ -249,6 +257,7 @@ class Seal:
 
     ``clip``: the mean is clipped (one at most). ``asks``: the gradients are not final, the worker only wants to know
     the norm of their mean now; a final seal, or another question, follows. ``number`` counts the questions of the step.
+    ``loops``: where the program is, to be compared with the others (``loop_watch.py``).
     """
 
     step: Step
@@ -261,6 +270,7 @@ class Seal:
     clip: tuple[Clip, ...] = ()
     asks: bool = False
     number: int = 0
+    loops: tuple[LoopCount, ...] = ()
 
     @property
     def order(self) -> tuple[int, bool]:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from lockstep.protocol import phrases
 from lockstep.protocol.core.causes import Cause, Reason
-from lockstep.protocol.core.effects import Effect, Measure
+from lockstep.protocol.core.effects import Effect, Measure, Noticed
 from lockstep.protocol.core.events import BucketMeasured
 from lockstep.protocol.core.ids import INITIAL_STEP, ClusterShape, Step, TaskId
 from lockstep.protocol.core.journal import Happening, Journal
+from lockstep.protocol.core.loop_watch import LoopWatch
 from lockstep.protocol.core.messages import Clip, Message, Seal
 from lockstep.protocol.core.waits import Wait, WaitKind
 from lockstep.protocol.server.ledger import NO_GRADIENT, Ledger, WorkerSide, sealed_edition
@@ -30,6 +31,7 @@ class MeasuringShard(Shard):
         self._clipped: Step = INITIAL_STEP - 1
         """The newest step in which a worker has sealed a clip by norm, and since when that is known."""
         self._clipped_at = 0.0
+        self._loops = LoopWatch()
 
     # -- what has been sealed --
 
@@ -62,6 +64,13 @@ class MeasuringShard(Shard):
                 text = phrases.other_calls(seal.step, seal.occasion, other.id, known.occasion)
                 return Reason(Cause.OUT_OF_STEP, text, peer=str(other.id))
         return None
+
+    def _compare_loops(self, side: WorkerSide, seal: Seal) -> list[Effect]:
+        """Whether a worker has left out an iteration of its own loop; one server speaks for all."""
+        if seal.asks or self.aggregate is not None or self.task != self.shape.homes[0]:
+            return []
+        found = self._loops.heard(side.id, seal.step, seal.loops)
+        return [] if found is None else [Noticed(found)]
 
     # -- the norm --
 

@@ -322,6 +322,7 @@ class ServerMachine(MeasuringShard):
         self._note_clip(seal, now)
         refusal = self._why_not_with(side, seal)
         effects = [] if refusal is None else self._break(side.id, refusal, now)
+        effects += self._compare_loops(side, seal)
         if not self.contributes(side.id, seal.step):
             return effects
         for ledger in self._ledgers.values():

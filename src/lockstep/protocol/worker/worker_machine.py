@@ -256,6 +256,7 @@ class WorkerMachine:
                 event.clip,
                 event.asks,
                 self.norms.number,
+                event.loops,
             )
         return [Send(peer.id, self._seal[peer.id]) for peer in self._servers.values() if peer.linked]
 

@@ -24,6 +24,7 @@ from lockstep.protocol.core.effects import (
     Effect,
     GiveBack,
     JobEnded,
+    Noticed,
     PeerLeaves,
     Send,
     StillMissing,
@@ -518,6 +519,7 @@ class Node(Observed):
             JobEnded: lambda effect: self._end(outcome_of(effect)),
             CallAnswered: self.calls.on_answer,
             GiveBack: lambda effect: self.loans.give_back(effect.arrival),
+            Noticed: lambda effect: self.say(phrases.left_out(effect.what)),
             PeerLeaves: lambda effect: self.say(phrases.peer_leaves(self.task, effect.peer, effect.departure)),
         }
 

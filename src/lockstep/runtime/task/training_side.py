@@ -26,7 +26,17 @@ from lockstep.protocol.core.events import (
     VersionArrived,
 )
 from lockstep.protocol.core.ids import INITIAL_STEP, BucketId, Incarnation, Step, TaskId
-from lockstep.protocol.core.messages import Answer, Clip, GradientNote, GroupRates, Layout, Pull, Question, VersionNote
+from lockstep.protocol.core.messages import (
+    Answer,
+    Clip,
+    GradientNote,
+    GroupRates,
+    Layout,
+    LoopCount,
+    Pull,
+    Question,
+    VersionNote,
+)
 from lockstep.protocol.core.plan import Plan
 from lockstep.protocol.worker.worker_machine import WorkerMachine
 from lockstep.runtime.task.side import CarriesOut, Side, Takes
@@ -176,10 +186,11 @@ class TrainingSide(Side):
         state: bytes | None = b"",
         clip: tuple[Clip, ...] = (),
         asks: bool = False,
+        loops: tuple[LoopCount, ...] = (),
     ) -> None:
         """The gradients are final. What the rest means: ``protocol.messages.Seal``; ``state``: for the coordinator,
         None if ``tell_state`` follows. ``asks``: ``wait_norm`` follows, before the next question."""
-        self._node.loop.post(Sealed(step, absent, rates, without, void, values, occasion, state, clip, asks))
+        self._node.loop.post(Sealed(step, absent, rates, without, void, values, occasion, state, clip, asks, loops))
 
     def wait_norm(self, step: Step, question: int) -> float:
         """Block until the question for a norm of this number, from 1, is answered; JobEndedError if the job ends."""

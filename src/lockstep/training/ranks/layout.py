@@ -20,6 +20,8 @@ from lockstep.protocol.core.plan import BUFFERS, PRESENCE, Plan, make_plan
 from lockstep.training.tensors import dtype_name, parameter_offsets
 from lockstep.training.worker.binding import Trained
 
+LOOPS = 6
+"""Of so many loops of its own the chief tells where it is."""
 _PLACES = 256
 _AVERAGED, _COPIED = 0, 1
 """Groups of entries; a bucket has entries of one group only."""
@@ -39,8 +41,8 @@ class RankLayout:
     buffers: tuple[Tensor, ...] = ()
     """What the entry of that name has, in its order: those of the model, and ``sheet``."""
     sheet: Tensor | None = None
-    """Where the chief is in its program, the step of which its digests are, and one for each parameter; the rest is
-    unused."""
+    """Where the chief is in ``job.steps()``, two numbers for each of its own loops, the step of which its digests are,
+    and one for each parameter; the rest is unused."""
 
     @property
     def copied(self) -> frozenset[BucketId]:
@@ -54,7 +56,7 @@ class RankLayout:
 def lay_out(trained: Sequence[Trained], buffers: Sequence[Tensor], homes: int, bucket_bytes: int) -> RankLayout:
     """The layout of a model; ``homes``: over how many tasks its buckets are dealt out."""
     # Rounded up: a model with one parameter more then differs in that one first, and is refused by its name.
-    places = -(-(len(trained) + 2) // _PLACES) * _PLACES
+    places = -(-(len(trained) + 2 + 2 * LOOPS) // _PLACES) * _PLACES
     # Where the gradients are: between host and GPU, each step would wait for the GPU.
     device = trained[0].parameter.device if trained else torch.device("cpu")
     sheet = torch.full((places,), -1, dtype=torch.int64, device=device)

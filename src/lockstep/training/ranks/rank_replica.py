@@ -22,7 +22,7 @@ from torch.utils.hooks import RemovableHandle
 from lockstep.protocol.core.ids import BucketId, Step
 from lockstep.training.digests import digests_of
 from lockstep.training.ranks.averager import Averager
-from lockstep.training.ranks.layout import RankLayout, buffer_views, gradient_view
+from lockstep.training.ranks.layout import LOOPS, RankLayout, buffer_views, gradient_view
 from lockstep.training.ranks.sparse import gathered, lacks_all, spread
 from lockstep.training.tensors import is_in, parameter_offsets, torch_dtype
 from lockstep.training.torch_private import at_end_of_backward, current_autograd_node, foreach_copy_
@@ -33,6 +33,10 @@ COMPARE_EVERY = 50
 
 
 UNKNOWN_PLACE = -1
+LoopNumbers = tuple[int, int]
+"""Which loop, and at which iteration."""
+_DIGESTS = 1 + 2 * LOOPS
+"""Where the sheet has them."""
 
 
 class GradientMisuse(Exception):  # noqa: N818 - reads as the fact it states
@@ -71,11 +75,14 @@ class RankReplica:
         ends_itself: bool = True,
         place: Callable[[], int] = lambda: UNKNOWN_PLACE,
         on_elsewhere: Callable[[Step, int, int], None] = lambda _step, _mine, _chiefs: None,
+        loops: Callable[[], Sequence[LoopNumbers]] = tuple,
+        on_loops: Callable[[Step, Sequence[LoopNumbers], Sequence[LoopNumbers]], None] = lambda _step, _mine, _: None,
     ) -> None:
         """``synchronises``: whether the backward pass that begins is to be averaged. ``on_step`` is called when the
         means of a step are in ``grad``. ``ends_itself``: with the end of a backward pass, not with ``end_backward``.
         ``place``: where the program is, as a number that all ranks must have in one step; ``on_elsewhere`` is called
-        with this rank's and the chief's if they differ."""
+        with this rank's and the chief's if they differ. ``loops``: where it is in loops of its own; ``on_loops`` is
+        called with this rank's and the chief's, wherever they are."""
         self.step: Step = 0
         """The number of backward passes that have been averaged."""
         self.unshared = False
@@ -87,8 +94,11 @@ class RankReplica:
         self._ends_itself = ends_itself
         self._place = place
         self._on_elsewhere = on_elsewhere
+        self._loops = loops
+        self._on_loops = on_loops
         self._stands = UNKNOWN_PLACE
-        """What ``place`` said of the current step."""
+        self._turns: Sequence[LoopNumbers] = ()
+        """What ``place`` and ``loops`` said of the current step."""
         self._places = self._find_places()
         self._members = self._find_members()
         self._lacking = [0] * len(self._members)
@@ -384,9 +394,13 @@ class RankReplica:
             return
         self._stands = self._place()
         sheet[0] = self._stands
+        if self._compares_now() or not sheet.is_cuda:
+            self._turns = self._loops()[-LOOPS:]
+            told = [number for one in self._turns for number in one]
+            sheet[1:_DIGESTS] = torch.tensor([*told, *(_DIGESTS - 1 - len(told)) * [UNKNOWN_PLACE]])
         if self._compares_now():
             self._digests = [self.step, *digests_of(self.parameters)]
-            sheet[1 : 1 + len(self._digests)] = torch.tensor(self._digests)
+            sheet[_DIGESTS : _DIGESTS + len(self._digests)] = torch.tensor(self._digests)
 
     def _compares_now(self) -> bool:
         return self.step == 1 or self.step % COMPARE_EVERY == 0
@@ -400,9 +414,12 @@ class RankReplica:
         chiefs = int(sheet[0])
         if UNKNOWN_PLACE not in (chiefs, self._stands) and chiefs != self._stands:
             self._on_elsewhere(self.step, self._stands, chiefs)
+        if self._turns:
+            turns = sheet[1:_DIGESTS].tolist()
+            self._on_loops(self.step, self._turns, list(zip(turns[::2], turns[1::2], strict=True)))
         if self._digests[0] != self.step:
             return
-        told = sheet[1 : 1 + len(self._digests)].tolist()
+        told = sheet[_DIGESTS : _DIGESTS + len(self._digests)].tolist()
         for name, mine, theirs in zip(self.names, self._digests[1:], told[1:], strict=True):
             if mine != theirs:
                 raise self._averager.differs(self.step, name)

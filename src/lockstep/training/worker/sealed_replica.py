@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.protocol.core.ids import CHIEF, BucketId, Step
-from lockstep.protocol.core.messages import Clip, GroupRates, OptimizerEntry
+from lockstep.protocol.core.messages import Clip, GroupRates, LoopCount, OptimizerEntry
 from lockstep.runtime.task.worker_node import WorkerNode
 from lockstep.training.torch_private import foreach_norm
 from lockstep.training.worker.arrivals import Arrivals
@@ -152,6 +152,7 @@ class SealedReplica:
         void_not_finite: bool,
         occasion: str,
         clip: tuple[Clip, ...] = (),
+        loops: tuple[LoopCount, ...] = (),
     ) -> list[SealedStep]:
         """The gradients of these groups are final. ``void``: no worker's gradients of this step are to be applied.
 
@@ -171,7 +172,7 @@ class SealedReplica:
         not_finite = None if void or later else self._finite.first()
         void = void or (void_not_finite and not_finite is not None)
         without = self._without(missing, absent)
-        self._send_seal(rates, tuple(sorted(absent)), without, void=void, occasion=occasion, clip=clip)
+        self._send_seal(rates, tuple(sorted(absent)), without, void=void, occasion=occasion, clip=clip, loops=loops)
         known = self.read_late()
         if later:
             self._unread = (self.step, self._finite)
@@ -271,6 +272,7 @@ class SealedReplica:
         occasion: str,
         clip: tuple[Clip, ...] = (),
         asks: bool = False,
+        loops: tuple[LoopCount, ...] = (),
     ) -> None:
         speaks = self._node.task == CHIEF or self._node.config.aggregate is not None
         said = rates if speaks else ()
@@ -288,6 +290,7 @@ class SealedReplica:
                 state=None,
                 clip=clip,
                 asks=asks,
+                loops=loops,
             )
         )
 
