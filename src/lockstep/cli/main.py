@@ -38,6 +38,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("doctor", "lockstep.cli.doctor", "find out why a cluster does not start, before or during the start"),
     Command("run", "lockstep.cli.run", "start any program, answer for it, and start it again after a loss"),
     Command("ps", "lockstep.cli.ps", "serve any job that uses the library, without its script"),
+    Command("watch", "lockstep.cli.watch", "watch any PyTorch job, and say why it hangs"),
     Command("why", "lockstep.cli.why", "why a job hangs: ask a live cluster, or read a run folder"),
     Command("net", "lockstep.cli.net", "measure every transport here, or between two hosts"),
     Command("sim", "lockstep.cli.sim", "simulate a cluster: plant faults, or find the number of servers"),

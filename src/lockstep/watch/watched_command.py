@@ -1,0 +1,124 @@
+"""``lockstep watch -- COMMAND``: starts somebody's job, and watches it to its end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from lockstep.errors import EXIT_VERDICT, BadInput
+from lockstep.protocol.core.timing import OVERSTAY_SECONDS
+from lockstep.runtime import processes
+from lockstep.runtime.startup.pages import NO_PAGES, Pages
+from lockstep.watch import phrases
+from lockstep.watch.entry import entered, entry_folder, kept_out
+from lockstep.watch.local_ranks import LocalRanks
+from lockstep.watch.reports import Reports
+from lockstep.watch.watcher import Watcher
+
+TICK_SECONDS: Final = 0.25
+NOBODY_SECONDS: Final = 60.0
+"""After so long without a rank that has let us in, that is said."""
+_PASSED_ON: Final = (*processes.STOP_SIGNALS, signal.SIGUSR1, signal.SIGUSR2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchSpec:
+    """What to watch, and what to do about what is found."""
+
+    command: tuple[str, ...] = ()
+    pids: tuple[int, ...] = ()
+    folder: str = ""
+    abort: bool = False
+    pages: Pages = NO_PAGES
+
+
+def run_watched(spec: WatchSpec, say: Callable[[str], None]) -> int:
+    """Run the command to its end; returns its exit code, or 3 if it was ended because of a verdict."""
+    with (
+        processes.SignalInbox(_PASSED_ON, until_exit=True) as inbox,
+        entry_folder() as folder,
+        contextlib.closing(Reports(spec.folder, spec.pages, say)) as reports,
+    ):
+        try:
+            child = subprocess.Popen(spec.command, env=entered(os.environ, folder))
+        except OSError as error:
+            raise BadInput(f"cannot start {spec.command[0]!r}: {error.strerror}.") from None
+        variable = kept_out(os.environ)
+        if variable:
+            say(phrases.kept_out(variable))
+        with LocalRanks(folder, [child.pid]) as ranks:
+            return _Watching(spec, child, ranks, Watcher(ranks, reports), inbox, say).run(quiet=bool(variable))
+
+
+class _Watching:
+    """The loop, from the start of the job to its end."""
+
+    def __init__(
+        self,
+        spec: WatchSpec,
+        child: subprocess.Popen[bytes],
+        ranks: LocalRanks,
+        watcher: Watcher,
+        inbox: processes.SignalInbox,
+        say: Callable[[str], None],
+    ) -> None:
+        self._spec = spec
+        self._child = child
+        self._ranks = ranks
+        self._watcher = watcher
+        self._inbox = inbox
+        self._say = say
+        self._aborted = 0.0
+        self._asked = False
+        """Somebody has asked the job to end: what ends then is no fault."""
+
+    def run(self, quiet: bool) -> int:
+        began, ended = time.monotonic(), os.pidfd_open(self._child.pid)
+        try:
+            while self._child.poll() is None:
+                descriptors = (self._inbox.fileno(), ended, *self._ranks.descriptors)
+                processes.wait_readable(descriptors, TICK_SECONDS)
+                self._pass_on()
+                known, lost = len(self._ranks.numbers), self._ranks.refresh()
+                if len(self._ranks.numbers) > known:
+                    self._watcher.welcome()
+                if not self._asked:
+                    self._watcher.tick(lost=lost)
+                if not quiet and not self._ranks.entered and time.monotonic() - began > NOBODY_SECONDS:
+                    quiet = True
+                    self._say(phrases.nobody_came_in(NOBODY_SECONDS))
+                self._abort()
+        finally:
+            os.close(ended)
+        self._ranks.refresh()
+        code = self._child.returncode
+        self._watcher.at_end(failed=code != 0 and not self._aborted and not self._asked)
+        if self._aborted:
+            return EXIT_VERDICT
+        return code if code >= 0 else 128 - code
+
+    def _pass_on(self) -> None:
+        for signum in self._inbox.take():
+            self._asked = self._asked or signum in processes.STOP_SIGNALS
+            # A terminal has sent it to the job as well.
+            if signum != signal.SIGINT or not sys.stdin or not sys.stdin.isatty():
+                processes.send_signal(self._child.pid, signum)
+
+    def _abort(self) -> None:
+        if not self._spec.abort or self._watcher.ends is None or not self._watcher.reported:
+            return
+        if not self._aborted:
+            self._aborted = time.monotonic()
+            self._say(phrases.aborted(OVERSTAY_SECONDS))
+            processes.send_signal(self._child.pid, signal.SIGTERM)
+        elif time.monotonic() - self._aborted > OVERSTAY_SECONDS:
+            for facts in processes.descendants(self._child.pid):
+                processes.send_signal(facts.pid, signal.SIGKILL)
+            processes.send_signal(self._child.pid, signal.SIGKILL)
