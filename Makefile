@@ -6,7 +6,8 @@ STAMP := $(VENV)/.installed
 # Tests start hundreds of processes: none of them compiles the same files again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-slow test-drills test-drills-ranks test-frameworks test-rough test-soak test-rdma \
+.PHONY: demo test test-slow test-drills test-drills-ranks test-frameworks test-rough test-soak test-watch \
+  test-watch-healthy test-rdma \
   test-rdma-short lint types unit bench lock audit fuzz clean
 
 demo: $(STAMP)
@@ -57,6 +58,14 @@ test-drills-ranks: $(STAMP)
 # on a machine with nothing else to do.
 test-rough: $(STAMP)
 	$(BIN)/python -m pytest -q -m drill --durations=0 tests/drill/test_no_alarm.py
+
+# Every fault in real DDP and FSDP2 jobs of torchrun, under lockstep watch.
+test-watch: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m 'watch and not alone' --durations=0 tests/watch
+
+# 2,000 healthy steps, in the middle of which rank 0 evaluates for a minute: it computes, or waits; no verdict.
+test-watch-healthy: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m 'watch and alone' tests/watch
 
 # Every mis-configuration in network namespaces, transfers under random kills: for a quiet machine.
 test-soak: $(STAMP)

@@ -90,6 +90,14 @@ def others(fault: str, groups: list[Any]) -> None:
         dist.all_reduce(torch.ones(4), group=groups[1])
 
 
+def mark(path: str) -> None:
+    """Say when the fault strikes."""
+    if path:
+        with open(f"{path}.new", "w") as file:
+            file.write(str(time.time()))
+        os.replace(f"{path}.new", path)
+
+
 def evaluate(kind: str, seconds: float) -> None:
     """On rank 0 only: it computes, or waits on a socket."""
     until = time.monotonic() + seconds
@@ -116,11 +124,13 @@ def main() -> None:
     parser.add_argument("--evaluate", default="")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--times", action="store_true")
+    parser.add_argument("--mark", default="", help="a file that the bad rank makes when it misbehaves")
     args = parser.parse_args()
     rank = int(os.environ["RANK"])
     bad = rank == args.bad
     torch.set_num_threads(1)
     if args.fault == "never_joins" and bad:
+        mark(args.mark)
         time.sleep(1e6)
     dist.init_process_group("gloo")
     groups = [dist.new_group([0, 1, 2]), dist.new_group([0, 1, 2])] if args.fault == "opposite" else []
@@ -132,6 +142,7 @@ def main() -> None:
     began = time.perf_counter()
     for step in range(args.steps):
         if step == args.at and args.fault:
+            mark(args.mark if bad else "")
             misbehave(args.fault, groups) if bad else others(args.fault, groups)
         if args.fault == "slow" and bad and step >= args.at:
             time.sleep(0.3)
@@ -146,7 +157,7 @@ def main() -> None:
         if step == args.at and args.times:
             began = time.perf_counter()
     if args.times and rank == 0:
-        print(f"{(time.perf_counter() - began) / (args.steps - args.at - 1):.6f} s a step", flush=True)
+        sys.stdout.write(f"{(time.perf_counter() - began) / (args.steps - args.at - 1):.6f} s a step\n")
     dist.destroy_process_group()
 
 

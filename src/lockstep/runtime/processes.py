@@ -163,6 +163,20 @@ def process_facts(pid: int) -> ProcessFacts | None:
     )
 
 
+_EXIT_CODE_FIELD = 49
+"""In ``/proc/PID/stat``, counted from the state of the process on."""
+
+
+def exit_code_unreaped(pid: int) -> int | None:
+    """How somebody else's child has ended, as long as its parent has not reaped it; None after that."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+        fields = text[text.rindex(")") + 2 :].split()
+        if fields[0] in "ZX":
+            return os.waitstatus_to_exitcode(int(fields[_EXIT_CODE_FIELD]))
+    return None
+
+
 def catches(pid: int, signum: int) -> bool:
     """Whether this process has a handler for the signal, which would else kill it."""
     try:

@@ -37,6 +37,8 @@ class Purpose(Enum):
     RENDEZVOUS = "rendezvous"
     DOOR = "door"
     STORE = "store"
+    WATCH = "watch"
+    """Between the watchers of one job."""
     CACHE = "cache"
     """Proves that a stored certificate belongs to this key."""
 

@@ -109,6 +109,7 @@ class _Rank:
         self.facts: dict[str, Any] = {
             "rank": rank,
             "world": world,
+            "local": int(os.environ.get("LOCAL_WORLD_SIZE", "0")),
             "pid": self.pid,
             "master": os.environ.get("MASTER_ADDR", ""),
             "port": os.environ.get("MASTER_PORT", ""),

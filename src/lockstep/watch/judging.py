@@ -22,7 +22,7 @@ from lockstep.flight.diagnosis import diagnosis_of
 from lockstep.protocol.core.causes import Cause
 from lockstep.watch import injected, phrases
 from lockstep.watch.naming import names_of
-from lockstep.watch.sights import Life, RankSight, Work
+from lockstep.watch.sights import RankSight, Vitality, Work
 
 BUSY_SHARE: Final = 0.4
 """Of one processor: less, and a program waits."""
@@ -56,7 +56,7 @@ class Look:
     began: bool = True
     """A step or a collective has ended before."""
 
-    def of(self, life: Life) -> list[RankSight]:
+    def of(self, life: Vitality) -> list[RankSight]:
         return [one for _, one in sorted(self.sights.items()) if one.life is life]
 
     @property
@@ -91,14 +91,14 @@ def _verdict(look: Look, recorded_verdict: Verdict | None) -> Verdict | None:
 
 def _counts(look: Look) -> bool:
     """A difference between calls that are over explains only a job that has failed."""
-    return look.root is not None or any(_unclean(one) for one in look.of(Life.GONE))
+    return look.root is not None or any(_unclean(one) for one in look.of(Vitality.GONE))
 
 
 # -- ranks that are gone --
 
 
 def _gone(look: Look, base: Verdict) -> Verdict | None:
-    gone = look.of(Life.GONE)
+    gone = look.of(Vitality.GONE)
     early = next((one for one in gone if not _unclean(one) and one.rank in _needed(look)), None)
     # Those who fail because another has left, or was killed, fail after it, and may have been seen at the same time.
     one = early or min(filter(_unclean, gone), key=_blame, default=None)
@@ -118,7 +118,8 @@ def _gone(look: Look, base: Verdict) -> Verdict | None:
 def _unclean(one: RankSight) -> bool:
     if one.exit_code is not None:
         return one.exit_code != 0
-    return not (one.entered and one.status.leaving == injected.EXITING)
+    # Of one that has never let us in, nobody knows.
+    return one.entered and one.status.leaving != injected.EXITING
 
 
 def _blame(one: RankSight) -> tuple[int, float]:
@@ -137,7 +138,7 @@ def _needed(look: Look) -> set[int]:
 
 
 def _stopped(look: Look, base: Verdict) -> Verdict | None:
-    for one in look.of(Life.STOPPED):
+    for one in look.of(Vitality.STOPPED):
         what = phrases.frozen(phrases.whom(one.rank, one.pid, one.host))
         seen = (phrases.kernel_says(one.rank, one.state), *base.evidence)
         found = replace(base, stuck=base.stuck or phrases.nothing_moves(one.rank, one.status.step), evidence=seen)
@@ -149,7 +150,7 @@ def _absent(look: Look, base: Verdict) -> Verdict | None:
     """A rank that others wait for, and that is in no call itself."""
     for rank in look.account.culprits:
         one = look.sights.get(rank)
-        if one is not None and one.life is Life.RUNS and look.root is not None:
+        if one is not None and one.life is Vitality.RUNS and look.root is not None:
             return _why(look, base, one)
     return None
 
@@ -199,10 +200,10 @@ def _about(base: Verdict, one: RankSight, cause: Cause, what: str, remedy: str) 
 
 def _not_joined(look: Look, base: Verdict) -> Verdict | None:
     """Some wait in ``init_process_group`` for others."""
-    waiting = [one.rank for one in look.of(Life.RUNS) if one.work is Work.JOINING]
+    waiting = [one.rank for one in look.of(Vitality.RUNS) if one.work is Work.JOINING]
     if not waiting or look.account.stuck:
         return None
-    unseen = [one.rank for one in look.of(Life.UNSEEN)]
+    unseen = [one.rank for one in look.of(Vitality.UNSEEN)]
     if unseen:
         return replace(
             base,
@@ -214,7 +215,7 @@ def _not_joined(look: Look, base: Verdict) -> Verdict | None:
             what=phrases.never_started(unseen, len(look.sights)),
             remedy=phrases.remedy_never_started(),
         )
-    late = [one for one in look.of(Life.RUNS) if one.work in (Work.PROGRAM, Work.INPUT)]
+    late = [one for one in look.of(Vitality.RUNS) if one.work in (Work.PROGRAM, Work.INPUT)]
     if not late or look.waited < JOIN_SECONDS:
         return None
     found = replace(base, stuck=phrases.joining(waiting, [one.rank for one in late]), seconds=look.waited)
@@ -225,7 +226,7 @@ def _outside(look: Look, base: Verdict) -> Verdict | None:
     """No call is stuck: whoever stands still does so in the program, and so do the others, if there are any."""
     if look.account.kind is not Explanation.NOTHING or (not look.began and look.waited < START_SECONDS):
         return None
-    for one in look.of(Life.RUNS):
+    for one in look.of(Vitality.RUNS):
         if one.work in (Work.PROGRAM, Work.INPUT):
             found = replace(base, stuck=phrases.nothing_moves(one.rank, one.status.step), seconds=look.waited)
             return _why(look, found, one)
@@ -236,12 +237,14 @@ def _outside(look: Look, base: Verdict) -> Verdict | None:
 
 
 def _itself(look: Look, base: Verdict) -> Verdict | None:
-    root = look.root
-    if root is None:
+    blind = not any(one.recording for one in look.sights.values())
+    if look.root is None and not blind:
         return None
-    cut = _cut_link([look.sights[rank] for rank in root.standings if rank in look.sights])
-    silent = any(look.sights[rank].life is Life.UNKNOWN for rank in root.standings if rank in look.sights)
-    if cut is not None and (look.account.kind is Explanation.ITSELF or silent):
+    ranks = look.sights if look.root is None else look.root.standings
+    members = [look.sights[rank] for rank in ranks if rank in look.sights]
+    cut = _cut_link(members)
+    silent = any(one.life is Vitality.UNKNOWN for one in members)
+    if cut is not None and (look.account.kind is Explanation.ITSELF or silent or blind):
         one, address = cut
         counted = one.links[address]
         who = phrases.whom(one.rank, one.pid, one.host)
@@ -297,15 +300,20 @@ def _tasks(look: Look, found: Diagnosis) -> Sequence[TaskLine]:
     for rank, one in sorted(look.sights.items()):
         name = recorded.rank_name(rank)
         doing = known[name].doing if name in known and one.recording is not None else ""
-        if one.life is Life.GONE:
+        if one.life is Vitality.GONE:
             doing = phrases.how_it_ended(one.exit_code)
-        elif one.life is not Life.RUNS:
+        elif one.life is not Vitality.RUNS:
             doing = phrases.stands(one.life.value, doing, None)
         else:
             doing = phrases.stands(doing, one.work.value if one.stack else "", one.place)
         lines.append(
             TaskLine(
-                task=name, host=one.host, pid=one.pid, step=one.status.step, doing=doing, answers=one.life is Life.RUNS
+                task=name,
+                host=one.host,
+                pid=one.pid,
+                step=one.status.step,
+                doing=doing,
+                answers=one.life is Vitality.RUNS,
             )
         )
     return lines

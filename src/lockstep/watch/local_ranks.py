@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
+import threading
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -12,17 +12,22 @@ from pathlib import Path
 from typing import Final
 
 from lockstep.flight.recording import Recording, StackLine
-from lockstep.runtime.processes import ProcessFacts, all_processes, process_facts, uses_device, wait_readable
+from lockstep.runtime.processes import (
+    ProcessFacts,
+    all_processes,
+    exit_code_unreaped,
+    process_facts,
+    uses_device,
+    wait_readable,
+)
 from lockstep.runtime.watch.kernel_tcp import count_by_host
 from lockstep.watch import injected
 from lockstep.watch.ranks import RankProcess, RankStatus, dumps_of, ranks_below, recording_of, registered_in
-from lockstep.watch.sights import Helper, Life, RankSight
+from lockstep.watch.sights import Helper, RankSight, Vitality
 from lockstep.watch.stack_reading import stacks_of, work_of
 
 _SAMPLE_SECONDS: Final = 1.0
 _SEARCH_SECONDS: Final = 2.0
-_EXIT_CODE_FIELD: Final = 49
-"""In ``/proc/PID/stat``, counted from the state of the process on."""
 
 
 @dataclass(slots=True)
@@ -48,6 +53,8 @@ class LocalRanks:
     def __init__(self, folder: Path | None, tops: Iterable[int]) -> None:
         self.host = socket.gethostname()
         self.world = 0
+        self.lock = threading.RLock()
+        """A host that reports to another answers questions beside its own loop."""
         self._folder = folder
         self._tops = tuple(tops)
         self._known: dict[int, _Known] = {}
@@ -86,6 +93,10 @@ class LocalRanks:
 
     def refresh(self) -> bool:
         """Look who has come and who has gone; whether somebody has gone. Cheap: it is called four times a second."""
+        with self.lock:
+            return self._refresh()
+
+    def _refresh(self) -> bool:
         if self._folder is not None:
             for rank, pid in registered_in(self._folder):
                 self._meet(rank, pid, self._folder / f"rank{rank}.{pid}")
@@ -138,7 +149,7 @@ class LocalRanks:
         found = False
         for known in self._known.values():
             if not known.ended and (known.descriptor in ready or known.descriptor < 0):
-                known.ended, known.exit_code = time.time(), exit_code_of(known.process.pid)
+                known.ended, known.exit_code = time.time(), exit_code_unreaped(known.process.pid)
                 found = True
         return found
 
@@ -153,13 +164,18 @@ class LocalRanks:
                 found[rank] = (status.step, status.stepped)
         return found
 
-    def master(self) -> tuple[str, int]:
-        """Where rank 0 is, as the launcher told the ranks."""
+    def elsewhere(self) -> tuple[str, int] | None:
+        """Where rank 0 is, as the launcher told the ranks, if some of them are on other hosts."""
         for known in self._known.values():
             facts = known.process.facts()
-            if facts.master and facts.port:
+            if facts.master and facts.port and 0 < facts.local < facts.world:
                 return facts.master, facts.port
-        return "", 0
+        return None
+
+    @property
+    def gone(self) -> int:
+        """How many have ended."""
+        return sum(1 for one in self._known.values() if one.ended)
 
     # -- what can be seen of them --
 
@@ -204,9 +220,9 @@ class LocalRanks:
         code = known.exit_code
         if known.ended and code is None and entered:
             code = {injected.EXITING: 0, injected.RAISED: 1}.get(status.leaving)
-        life = Life.STOPPED if facts is not None and facts.stopped else Life.RUNS
+        life = Vitality.STOPPED if facts is not None and facts.stopped else Vitality.RUNS
         if known.ended or facts is None or facts.dead:
-            life = Life.GONE
+            life = Vitality.GONE
         return RankSight(
             rank=process.rank,
             host=self.host,
@@ -214,18 +230,18 @@ class LocalRanks:
             life=life,
             state=facts.state if facts is not None else "",
             exit_code=code,
-            ended=known.ended or (time.time() if life is Life.GONE else 0.0),
+            ended=known.ended or (time.time() if life is Vitality.GONE else 0.0),
             status=status,
             entered=entered,
             busy=self._shares.get(process.pid, 0.0),
             stack=stack,
             work=work_of(stack),
-            on_device=life is Life.RUNS and uses_device(process.pid),
+            on_device=life is Vitality.RUNS and uses_device(process.pid),
             helpers=tuple(
                 Helper(pid, processes[pid].stopped, processes[pid].dead, self._shares.get(pid, 0.0))
                 for pid in _below(known, processes)
             ),
-            links=count_by_host(process.pid) if life is not Life.GONE else {},
+            links=count_by_host(process.pid) if life is not Vitality.GONE else {},
         )
 
     def _is_stopped(self, known: _Known) -> bool:
@@ -253,13 +269,3 @@ def _below(known: _Known, processes: Mapping[int, ProcessFacts]) -> list[int]:
 
 def _is_open(recording: Recording | None) -> bool:
     return recording is not None and any(not call.over for call in recording.calls)
-
-
-def exit_code_of(pid: int) -> int | None:
-    """How a process ended that its parent has not reaped yet: it has about a tenth of a second."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
-        fields = text[text.rindex(")") + 2 :].split()
-        if fields[0] in "ZX":
-            return os.waitstatus_to_exitcode(int(fields[_EXIT_CODE_FIELD]))
-    return None

@@ -29,7 +29,7 @@ _MOST_RANKS: Final = 1 << 17
 
 
 @dataclass(frozen=True, slots=True)
-class Bucket:
+class NamedBucket:
     """One bucket of DDP: how many elements it has, and some of its parameters."""
 
     elements: int
@@ -41,8 +41,10 @@ class RankFacts:
     """What a rank has written down about itself."""
 
     world: int = 0
+    local: int = 0
+    """How many ranks its launcher has started on this host; 0: it does not say."""
     groups: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    buckets: tuple[Bucket, ...] = ()
+    buckets: tuple[NamedBucket, ...] = ()
     error: str = ""
     place: str = ""
     raised: float = 0.0
@@ -183,13 +185,14 @@ def read_facts(data: bytes) -> RankFacts:
     buckets = fields.get("buckets")
     return RankFacts(
         world=_whole(fields.get("world")),
+        local=_whole(fields.get("local")),
         groups={
             plain(str(name)): tuple(_whole(rank) for rank in ranks)
             for name, ranks in (groups.items() if isinstance(groups, dict) else ())
             if isinstance(ranks, list)
         },
         buckets=tuple(
-            Bucket(_whole(one.get("elements")), tuple(plain(str(name), 200) for name in one.get("names", ())))
+            NamedBucket(_whole(one.get("elements")), tuple(plain(str(name), 200) for name in one.get("names", ())))
             for one in (buckets if isinstance(buckets, list) else ())
             if isinstance(one, dict)
         ),

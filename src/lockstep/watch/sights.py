@@ -11,7 +11,7 @@ from lockstep.runtime.watch.kernel_tcp import Counted
 from lockstep.watch.ranks import RankFacts, RankStatus
 
 
-class Life(StrEnum):
+class Vitality(StrEnum):
     """What the kernel says of a rank's process."""
 
     RUNS = "runs"
@@ -51,7 +51,7 @@ class RankSight:
     rank: int
     host: str = ""
     pid: int = 0
-    life: Life = Life.UNSEEN
+    life: Vitality = Vitality.UNSEEN
     state: str = ""
     """In the kernel's words."""
     exit_code: int | None = None

@@ -9,34 +9,24 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 from lockstep.errors import EXIT_VERDICT, BadInput
 from lockstep.protocol.core.timing import OVERSTAY_SECONDS
 from lockstep.runtime import processes
-from lockstep.runtime.startup.pages import NO_PAGES, Pages
+from lockstep.security.chosen import settle
 from lockstep.watch import phrases
 from lockstep.watch.entry import entered, entry_folder, kept_out
+from lockstep.watch.hosts import AllRanks, Reporting
 from lockstep.watch.local_ranks import LocalRanks
 from lockstep.watch.reports import Reports
+from lockstep.watch.spec import WatchSpec
 from lockstep.watch.watcher import Watcher
 
 TICK_SECONDS: Final = 0.25
 NOBODY_SECONDS: Final = 60.0
 """After so long without a rank that has let us in, that is said."""
 _PASSED_ON: Final = (*processes.STOP_SIGNALS, signal.SIGUSR1, signal.SIGUSR2)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WatchSpec:
-    """What to watch, and what to do about what is found."""
-
-    command: tuple[str, ...] = ()
-    pids: tuple[int, ...] = ()
-    folder: str = ""
-    abort: bool = False
-    pages: Pages = NO_PAGES
 
 
 def run_watched(spec: WatchSpec, say: Callable[[str], None]) -> int:
@@ -53,8 +43,8 @@ def run_watched(spec: WatchSpec, say: Callable[[str], None]) -> int:
         variable = kept_out(os.environ)
         if variable:
             say(phrases.kept_out(variable))
-        with LocalRanks(folder, [child.pid]) as ranks:
-            return _Watching(spec, child, ranks, Watcher(ranks, reports), inbox, say).run(quiet=bool(variable))
+        with LocalRanks(folder, [child.pid]) as ranks, contextlib.ExitStack() as others:
+            return _Watching(spec, child, ranks, reports, inbox, others).run(quiet=bool(variable))
 
 
 class _Watching:
@@ -65,16 +55,21 @@ class _Watching:
         spec: WatchSpec,
         child: subprocess.Popen[bytes],
         ranks: LocalRanks,
-        watcher: Watcher,
+        reports: Reports,
         inbox: processes.SignalInbox,
-        say: Callable[[str], None],
+        others: contextlib.ExitStack,
     ) -> None:
         self._spec = spec
         self._child = child
         self._ranks = ranks
-        self._watcher = watcher
+        self._reports = reports
+        self._watcher = Watcher(ranks, reports)
         self._inbox = inbox
-        self._say = say
+        self._say = reports.say
+        self._others = others
+        self._met = False
+        self._all: AllRanks | None = None
+        self._reporting: Reporting | None = None
         self._aborted = 0.0
         self._asked = False
         """Somebody has asked the job to end: what ends then is no fault."""
@@ -89,8 +84,8 @@ class _Watching:
                 known, lost = len(self._ranks.numbers), self._ranks.refresh()
                 if len(self._ranks.numbers) > known:
                     self._watcher.welcome()
-                if not self._asked:
-                    self._watcher.tick(lost=lost)
+                self._meet()
+                self._tick(lost)
                 if not quiet and not self._ranks.entered and time.monotonic() - began > NOBODY_SECONDS:
                     quiet = True
                     self._say(phrases.nobody_came_in(NOBODY_SECONDS))
@@ -103,6 +98,30 @@ class _Watching:
         if self._aborted:
             return EXIT_VERDICT
         return code if code >= 0 else 128 - code
+
+    def _tick(self, lost: bool) -> None:
+        if self._all is not None:
+            lost = self._all.take_lost() or lost
+        if not self._asked and not (self._reporting is not None and self._reporting.connected):
+            self._watcher.tick(lost=lost)
+
+    def _meet(self) -> None:
+        """Once it is known that there are other hosts: the one with rank 0 speaks for all."""
+        address = None if self._met else self._ranks.elsewhere()
+        if address is None:
+            return
+        self._met = True
+        where = (address[0], self._spec.port or address[1] + 1)
+        settle(self._say)
+        if 0 not in self._ranks.numbers:
+            self._reporting = self._others.enter_context(contextlib.closing(Reporting(self._ranks, where, self._say)))
+            return
+        try:
+            self._all = self._others.enter_context(contextlib.closing(AllRanks(self._ranks, where, self._say)))
+        except OSError as error:
+            self._say(phrases.cannot_listen(where[1], error.strerror or str(error)))
+            return
+        self._watcher = Watcher(self._all, self._reports)
 
     def _pass_on(self) -> None:
         for signum in self._inbox.take():

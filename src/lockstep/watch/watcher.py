@@ -13,11 +13,11 @@ from lockstep.flight.analysis import account_of
 from lockstep.flight.recording import Recording
 from lockstep.protocol.core.causes import Cause, ReportKind
 from lockstep.watch import phrases
-from lockstep.watch.episodes import Episode, Say, may_end
 from lockstep.watch.judging import Look, judge
+from lockstep.watch.late_clock import LateClock, Slowdown
 from lockstep.watch.reports import Reports
-from lockstep.watch.sights import Life, RankSight
-from lockstep.watch.step_clock import Slowdown, StepClock
+from lockstep.watch.sights import RankSight, Vitality
+from lockstep.watch.standstill import Saying, Standstill, may_end
 from lockstep.watch.straggling import straggler_in
 
 LOOK_SECONDS: Final = 0.8
@@ -66,8 +66,8 @@ class Watcher:
         self._ranks = ranks
         self._reports = reports
         self._clock = clock
-        self._steps = StepClock(clock())
-        self._episode = Episode()
+        self._steps = LateClock(clock())
+        self._standstill = Standstill()
         self._bytes = _Bytes()
         self._looked = 0.0
         self._records: dict[int, int] = {}
@@ -99,14 +99,14 @@ class Watcher:
             self._look(self._clock(), final=True)
 
     def _due(self, now: float) -> bool:
-        unhurried = self._episode.spoken or not (self._began_calls or self._steps.step)
+        unhurried = self._standstill.spoken or not (self._began_calls or self._steps.step)
         every = LOOK_LATER_SECONDS if unhurried else LOOK_SECONDS
         return self._steps.late(now) and now - self._looked >= every
 
     def _moves(self, stood: float) -> None:
-        if self._episode.spoken:
+        if self._standstill.spoken:
             self._reports.say(phrases.goes_on(self._steps.step, stood))
-        self._episode.over()
+        self._standstill.over()
         self.ends = None
 
     # -- a job that stands still --
@@ -115,9 +115,9 @@ class Watcher:
         sights = dict(self._ranks.sights(all_stacks=self._looked > self._steps.moved))
         self._looked = self._clock()
         recordings = {rank: one.recording for rank, one in sights.items() if one.recording is not None}
-        if self._calls_move(recordings) and not final and not any(one.life is Life.GONE for one in sights.values()):
+        if self._calls_move(recordings) and not final and not any(one.life is Vitality.GONE for one in sights.values()):
             self._steps.alive(now)
-            self._episode.over()
+            self._standstill.over()
             return
         self._add_unseen(sights)
         waited = now - self._steps.moved
@@ -131,16 +131,16 @@ class Watcher:
             began=self._began_calls or self._steps.step > 0,
         )
         diagnosis = judge(look)
-        say = self._episode.found(diagnosis, waited, final=final)
+        say = self._standstill.found(diagnosis, waited, final=final)
         if diagnosis is None or diagnosis.verdict is None:
             return
         if may_end(diagnosis.verdict, waited):
             self.ends = diagnosis.verdict
-        if say is Say.VERDICT:
+        if say is Saying.VERDICT:
             self.reported = True
             dumps = {rank: one.dump for rank, one in sights.items() if one.dump}
             self._reports.verdict(ReportKind.VERDICT, diagnosis, dumps)
-        elif say is Say.NOTICE:
+        elif say is Saying.NOTICE:
             self._reports.notice(diagnosis)
 
     def _calls_move(self, recordings: Mapping[int, Recording]) -> bool:
@@ -152,7 +152,7 @@ class Watcher:
         return moved
 
     def _add_unseen(self, sights: dict[int, RankSight]) -> None:
-        life = Life.UNKNOWN if self._began_calls else Life.UNSEEN
+        life = Vitality.UNKNOWN if self._began_calls else Vitality.UNSEEN
         for rank in range(self._ranks.world):
             sights.setdefault(rank, RankSight(rank=rank, life=life))
 

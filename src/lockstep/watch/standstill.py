@@ -18,7 +18,7 @@ _ALIKE: Final[Mapping[Cause, Cause]] = MappingProxyType({Cause.LOOPING: Cause.US
 """A program that computes now and waits then is still the same program."""
 
 
-class Say(StrEnum):
+class Saying(StrEnum):
     """What to do with a finding."""
 
     NOTHING = "nothing"
@@ -26,27 +26,27 @@ class Say(StrEnum):
     VERDICT = "verdict"
 
 
-class Episode:
+class Standstill:
     """From the moment a job stands still until it moves."""
 
     def __init__(self) -> None:
         self._last: object = None
-        self._said: dict[object, Say] = {}
+        self._said: dict[object, Saying] = {}
 
     @property
     def spoken(self) -> bool:
         return bool(self._said)
 
-    def found(self, diagnosis: Diagnosis | None, waited: float, *, final: bool = False) -> Say:
+    def found(self, diagnosis: Diagnosis | None, waited: float, *, final: bool = False) -> Saying:
         """``final``: there is no second look, because the job has ended."""
         verdict = None if diagnosis is None else diagnosis.verdict
         key = None if verdict is None else _key(verdict)
         again, self._last = key is not None and key == self._last, key
         if verdict is None or not (again or final or verdict.cause in AT_ONCE):
-            return Say.NOTHING
-        said, new = self._said.get(key, Say.NOTHING), _how(verdict, waited)
-        if new is said or said is Say.VERDICT:
-            return Say.NOTHING
+            return Saying.NOTHING
+        said, new = self._said.get(key, Saying.NOTHING), _how(verdict, waited)
+        if new is said or said is Saying.VERDICT:
+            return Saying.NOTHING
         self._said[key] = new
         return new
 
@@ -61,12 +61,12 @@ def _key(verdict: Verdict) -> tuple[Cause, str, str]:
     return alike, verdict.culprit, "" if alike in (Cause.DEAD, Cause.FAILED, Cause.FROZEN) else verdict.key
 
 
-def _how(verdict: Verdict, waited: float) -> Say:
+def _how(verdict: Verdict, waited: float) -> Saying:
     if verdict.cause is Cause.NEVER_STARTED:  # it may just be late
-        return Say.VERDICT if waited >= STALL_AFTER_SECONDS else Say.NOTICE
+        return Saying.VERDICT if waited >= STALL_AFTER_SECONDS else Saying.NOTICE
     if verdict.cause in NOTICED:
-        return Say.VERDICT if waited >= seconds_allowed(verdict.cause, 0.0, USER_CODE_SECONDS) else Say.NOTICE
-    return Say.VERDICT if verdict.proven else Say.NOTICE
+        return Saying.VERDICT if waited >= seconds_allowed(verdict.cause, 0.0, USER_CODE_SECONDS) else Saying.NOTICE
+    return Saying.VERDICT if verdict.proven else Saying.NOTICE
 
 
 def may_end(verdict: Verdict, waited: float) -> bool:

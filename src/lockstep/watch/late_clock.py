@@ -28,7 +28,7 @@ class Slowdown:
     usual: float
 
 
-class StepClock:
+class LateClock:
     """Told how many steps each rank has made, and when its last one ended."""
 
     def __init__(self, now: float) -> None:
