@@ -19,7 +19,7 @@ from lockstep.runtime.processes import descendants, send_signal
 
 TRAIN = Path(__file__).with_name("train.py")
 TORCHRUN = Path(sysconfig.get_path("scripts")) / "torchrun"
-PATIENCE = 120.0
+PATIENCE = 240.0
 """For a busy machine: a healthy one needs a tenth of it."""
 
 

@@ -68,7 +68,7 @@ def what_is_said(one: Planted, kind: str, folder: Path) -> tuple[dict[str, Any],
 
 
 @pytest.mark.watch
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("one", PLANTED, ids=lambda one: one.fault)
 def test_a_fault_gets_the_right_word(
@@ -81,7 +81,7 @@ def test_a_fault_gets_the_right_word(
 
 @pytest.mark.watch
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_killed_rank_leaves_a_report_that_why_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     what_is_said(KILL, "ddp", tmp_path)
     assert main(["why", "--json", str(tmp_path / "run")]) == 3
@@ -93,7 +93,7 @@ def test_a_killed_rank_leaves_a_report_that_why_reads(tmp_path: Path, capsys: py
 
 @pytest.mark.watch
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_the_others_wait_for_a_bucket_that_is_named(tmp_path: Path) -> None:
     event, text = what_is_said(SLEEP, "ddp", tmp_path)
     assert event["key"].startswith("all_reduce ")
@@ -102,7 +102,7 @@ def test_the_others_wait_for_a_bucket_that_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.watch
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_rank_that_never_starts(tmp_path: Path) -> None:
     launcher = [sys.executable, str(TRAIN.with_name("two_of_three.py")), str(free_port()), str(TRAIN)]
     with WatchedJob(tmp_path, launcher) as job:
@@ -111,7 +111,7 @@ def test_a_rank_that_never_starts(tmp_path: Path) -> None:
 
 
 @pytest.mark.watch
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_job_is_ended_on_request_only(tmp_path: Path) -> None:
     command = torchrun("--fault=opposite", f"--mark={tmp_path / 'mark'}")
     with WatchedJob(tmp_path, command, "--abort") as job:
@@ -119,7 +119,7 @@ def test_a_job_is_ended_on_request_only(tmp_path: Path) -> None:
 
 
 @pytest.mark.watch
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_job_that_runs_already(tmp_path: Path) -> None:
     """Nobody is let in there, but a rank that is stopped is seen all the same."""
     mark = tmp_path / "mark"

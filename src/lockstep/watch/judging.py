@@ -78,7 +78,8 @@ def judge(look: Look) -> Diagnosis | None:
 def _verdict(look: Look, recorded_verdict: Verdict | None) -> Verdict | None:
     if recorded_verdict is not None and look.account.kind in _PROVEN and _counts(look):
         return recorded_verdict
-    base = recorded_verdict or Verdict(cause=Cause.UNKNOWN, culprit="", seconds=look.waited)
+    base = recorded_verdict if look.root is not None else None
+    base = base or Verdict(cause=Cause.UNKNOWN, culprit="", seconds=look.waited)
     return (
         _gone(look, base)
         or _stopped(look, base)
@@ -278,7 +279,14 @@ def _cut_link(members: Iterable[RankSight]) -> tuple[RankSight, str] | None:
 def _named(verdict: Verdict, look: Look) -> Verdict:
     """The step, and the parameters in the tensor that is missing."""
     steps = [one.status.step for one in look.sights.values() if one.entered]
-    return replace(verdict, step=min(steps) if any(steps) else -2, names=_names(look))
+    about_root = look.root is not None and verdict.key == recorded.collective(look.root.collective)
+    found = replace(verdict, step=min(steps) if any(steps) else -2, names=_names(look) if about_root else ())
+    difference = look.account.difference
+    one = look.sights.get(difference.odd[0]) if difference is not None and difference.odd else None
+    if verdict.cause is not Cause.OTHER_CALL or one is None:
+        return found
+    stack = tuple(recorded.stack_line(line) for line in one.stack)
+    return replace(found, host=one.host, pid=one.pid, stack=stack or found.stack)
 
 
 def _names(look: Look) -> tuple[str, ...]:

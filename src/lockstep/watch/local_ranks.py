@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import threading
 import time
@@ -15,28 +14,18 @@ from lockstep.flight.recording import Recording, StackLine
 from lockstep.runtime.processes import (
     ProcessFacts,
     all_processes,
-    exit_code_unreaped,
     process_facts,
     uses_device,
-    wait_readable,
 )
 from lockstep.runtime.watch.kernel_tcp import count_by_host
 from lockstep.watch import injected
+from lockstep.watch.deaths import Deaths
 from lockstep.watch.ranks import RankProcess, RankStatus, dumps_of, ranks_below, recording_of, registered_in
 from lockstep.watch.sights import Helper, RankSight, Vitality
 from lockstep.watch.stack_reading import stacks_of, work_of
 
 _SAMPLE_SECONDS: Final = 1.0
 _SEARCH_SECONDS: Final = 2.0
-
-
-@dataclass(slots=True)
-class _Known:
-    process: RankProcess
-    descriptor: int
-    """Readable once the process has ended; -1: it had ended before."""
-    ended: float = 0.0
-    exit_code: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +46,8 @@ class LocalRanks:
         """A host that reports to another answers questions beside its own loop."""
         self._folder = folder
         self._tops = tuple(tops)
-        self._known: dict[int, _Known] = {}
+        self._known: dict[int, RankProcess] = {}
+        self._deaths = Deaths()
         self._used: dict[int, _Used] = {}
         self._shares: dict[int, float] = {}
         self._sampled = 0.0
@@ -72,15 +62,16 @@ class LocalRanks:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._deaths.close()
         for known in self._known.values():
-            self._forget(known)
+            known.close()
 
     # -- who there is --
 
     @property
     def descriptors(self) -> list[int]:
-        """Each is readable once a rank has ended."""
-        return [one.descriptor for one in self._known.values() if one.descriptor >= 0 and not one.ended]
+        """Readable once a rank has ended."""
+        return [self._deaths.descriptor]
 
     @property
     def numbers(self) -> list[int]:
@@ -89,7 +80,7 @@ class LocalRanks:
     @property
     def entered(self) -> bool:
         """Whether any rank has let us in."""
-        return any(one.process.files is not None for one in self._known.values())
+        return any(one.files is not None for one in self._known.values())
 
     def refresh(self) -> bool:
         """Look who has come and who has gone; whether somebody has gone. Cheap: it is called four times a second."""
@@ -106,8 +97,8 @@ class LocalRanks:
             self.search()
         if now - self._sampled >= _SAMPLE_SECONDS:
             self._sampled = now
-            self._sample([one.process.pid for one in self._known.values() if not one.ended])
-        return self._bury()
+            self._sample([one.pid for one in self._known.values() if self._deaths.of(one.pid) is None])
+        return self._deaths.take()
 
     def search(self) -> None:
         """Find ranks that have not let us in, by the variables of their processes."""
@@ -117,41 +108,22 @@ class LocalRanks:
 
     def _meet(self, rank: int, pid: int, files: Path | None) -> None:
         known = self._known.get(rank)
-        if known is not None and known.process.pid == pid:
-            if files is not None and known.process.files is None:
-                known.process.files = files
-                self.world = max(self.world, known.process.facts().world)
+        if known is not None and known.pid == pid:
+            if files is not None and known.files is None:
+                known.files = files
+                self.world = max(self.world, known.facts().world)
             return
-        if known is not None and not known.ended and files is None:
+        if known is not None and files is None and self._deaths.of(known.pid) is None:
             return  # a helper of that rank, which has inherited its variables
         facts = process_facts(pid)
         if known is not None and (facts is None or facts.dead):
             return  # an earlier life
         if known is not None:
-            self._forget(known)
-        process = RankProcess(rank, pid, files)
-        try:
-            descriptor = os.pidfd_open(pid)
-        except OSError:
-            descriptor = -1
-        self._known[rank] = _Known(process, descriptor)
+            known.close()
+        self._known[rank] = process = RankProcess(rank, pid, files)
+        self._deaths.watch(pid)
         if files is not None:
             self.world = max(self.world, process.facts().world)
-
-    @staticmethod
-    def _forget(known: _Known) -> None:
-        if known.descriptor >= 0:
-            os.close(known.descriptor)
-        known.process.close()
-
-    def _bury(self) -> bool:
-        ready = wait_readable(self.descriptors, 0)
-        found = False
-        for known in self._known.values():
-            if not known.ended and (known.descriptor in ready or known.descriptor < 0):
-                known.ended, known.exit_code = time.time(), exit_code_unreaped(known.process.pid)
-                found = True
-        return found
 
     # -- how far they have come --
 
@@ -159,15 +131,15 @@ class LocalRanks:
         """Of each rank that counts: how many steps it has made, and when the last ended."""
         found = {}
         for rank, known in self._known.items():
-            if known.process.files is not None:
-                status = known.process.status()
+            if known.files is not None:
+                status = known.status()
                 found[rank] = (status.step, status.stepped)
         return found
 
     def elsewhere(self) -> tuple[str, int] | None:
         """Where rank 0 is, as the launcher told the ranks, if some of them are on other hosts."""
         for known in self._known.values():
-            facts = known.process.facts()
+            facts = known.facts()
             if facts.master and facts.port and 0 < facts.local < facts.world:
                 return facts.master, facts.port
         return None
@@ -175,36 +147,36 @@ class LocalRanks:
     @property
     def gone(self) -> int:
         """How many have ended."""
-        return sum(1 for one in self._known.values() if one.ended)
+        return sum(1 for one in self._known.values() if self._deaths.of(one.pid) is not None)
 
     # -- what can be seen of them --
 
     def dumps(self) -> dict[int, bytes]:
-        return dumps_of([one.process for one in self._known.values() if not self._is_stopped(one)])
+        return dumps_of([one for one in self._known.values() if not _is_stopped(one)])
 
     def recordings(self) -> dict[int, Recording]:
         """Of all that answer."""
         dumps, now = self.dumps(), time.time()
-        found = {rank: recording_of(dumps[rank], rank, now, self._known[rank].process.facts()) for rank in dumps}
+        found = {rank: recording_of(dumps[rank], rank, now, self._known[rank].facts()) for rank in dumps}
         return {rank: recording for rank, recording in found.items() if recording is not None}
 
     def sights(self, *, all_stacks: bool) -> dict[int, RankSight]:
         """What is seen of each rank now. ``all_stacks``: of those that are in a collective, too."""
         dumps, taken = self.dumps(), time.time()  # first: a launcher that has lost a rank ends the others soon
         processes = {facts.pid: facts for facts in all_processes()}
-        self._sample([pid for known in self._known.values() for pid in (known.process.pid, *_below(known, processes))])
+        self._sample([pid for known in self._known.values() for pid in (known.pid, *_below(known, processes))])
         self._sampled = time.monotonic()
-        facts = {rank: known.process.facts() for rank, known in self._known.items()}
+        facts = {rank: known.facts() for rank, known in self._known.items()}
         recordings = {rank: recording_of(dump, rank, taken, facts[rank]) for rank, dump in dumps.items()}
         wanted = [
-            known.process.pid
+            known.pid
             for rank, known in sorted(self._known.items(), key=lambda one: _is_open(recordings.get(one[0])))
-            if not known.ended and (all_stacks or not _is_open(recordings.get(rank)))
+            if self._deaths.of(known.pid) is None and (all_stacks or not _is_open(recordings.get(rank)))
         ]
         stacks = stacks_of(wanted)
         return {
             rank: replace(
-                self._sight(known, processes, stacks.get(known.process.pid, ())),
+                self._sight(known, processes, stacks.get(known.pid, ())),
                 facts=facts[rank],
                 dump=dumps.get(rank, b""),
                 recording=recordings.get(rank),
@@ -212,16 +184,17 @@ class LocalRanks:
             for rank, known in self._known.items()
         }
 
-    def _sight(self, known: _Known, processes: Mapping[int, ProcessFacts], stack: tuple[StackLine, ...]) -> RankSight:
-        process = known.process
-        facts = processes.get(process.pid)
+    def _sight(
+        self, process: RankProcess, processes: Mapping[int, ProcessFacts], stack: tuple[StackLine, ...]
+    ) -> RankSight:
+        facts, death = processes.get(process.pid), self._deaths.of(process.pid)
         entered = process.files is not None
         status = process.status() if entered else RankStatus()
-        code = known.exit_code
-        if known.ended and code is None and entered:
+        code = None if death is None else death.exit_code
+        if death is not None and code is None and entered:
             code = {injected.EXITING: 0, injected.RAISED: 1}.get(status.leaving)
         life = Vitality.STOPPED if facts is not None and facts.stopped else Vitality.RUNS
-        if known.ended or facts is None or facts.dead:
+        if death is not None or facts is None or facts.dead:
             life = Vitality.GONE
         return RankSight(
             rank=process.rank,
@@ -230,7 +203,7 @@ class LocalRanks:
             life=life,
             state=facts.state if facts is not None else "",
             exit_code=code,
-            ended=known.ended or (time.time() if life is Vitality.GONE else 0.0),
+            ended=death.at if death is not None else time.time() if life is Vitality.GONE else 0.0,
             status=status,
             entered=entered,
             busy=self._shares.get(process.pid, 0.0),
@@ -239,14 +212,10 @@ class LocalRanks:
             on_device=life is Vitality.RUNS and uses_device(process.pid),
             helpers=tuple(
                 Helper(pid, processes[pid].stopped, processes[pid].dead, self._shares.get(pid, 0.0))
-                for pid in _below(known, processes)
+                for pid in _below(process, processes)
             ),
             links=count_by_host(process.pid) if life is not Vitality.GONE else {},
         )
-
-    def _is_stopped(self, known: _Known) -> bool:
-        facts = process_facts(known.process.pid)
-        return facts is not None and facts.stopped
 
     def _sample(self, pids: Iterable[int]) -> None:
         now = time.monotonic()
@@ -262,9 +231,14 @@ class LocalRanks:
                 self._shares[pid] = (facts.cpu_seconds - before.seconds) / (now - before.at)
 
 
-def _below(known: _Known, processes: Mapping[int, ProcessFacts]) -> list[int]:
+def _below(process: RankProcess, processes: Mapping[int, ProcessFacts]) -> list[int]:
     """What a rank has started itself."""
-    return [facts.pid for facts in processes.values() if facts.parent == known.process.pid]
+    return [facts.pid for facts in processes.values() if facts.parent == process.pid]
+
+
+def _is_stopped(process: RankProcess) -> bool:
+    facts = process_facts(process.pid)
+    return facts is not None and facts.stopped
 
 
 def _is_open(recording: Recording | None) -> bool:

@@ -10,6 +10,7 @@ from typing import Any, Final
 from lockstep.flight.recording import StackLine
 from lockstep.foreign import JsonError, plain, read_json
 from lockstep.runtime.monitor.stack import find_py_spy
+from lockstep.watch import injected
 from lockstep.watch.sights import Work
 
 STACK_SECONDS: Final = 2.0
@@ -18,6 +19,7 @@ _MOST_LINES: Final = 60
 _AT_ONCE: Final = 4
 _MOST_STACKS: Final = 16
 """With a thousand ranks on one host, a few tell what all do."""
+_OURS: Final = f"{injected.MODULE}.py"
 _JOINING: Final = frozenset({"init_process_group", "rendezvous", "_store_based_barrier", "store_based_barrier"})
 
 
@@ -55,7 +57,7 @@ def main_stack(threads: Any, pid: int) -> tuple[StackLine, ...]:
     return tuple(
         StackLine(plain(str(one.get("name")), 200), plain(str(one.get("filename")), 500), _whole(one.get("line")))
         for one in (frames[:_MOST_LINES] if isinstance(frames, list) else ())
-        if isinstance(one, dict)
+        if isinstance(one, dict) and one.get("short_filename") != _OURS
     )
 
 
