@@ -26,7 +26,7 @@ from lockstep.security.wire import Claim, ProvenSocket, dial
 from lockstep.version import __version__
 from lockstep.watch import phrases
 from lockstep.watch.local_ranks import LocalRanks
-from lockstep.watch.sight_codec import MAX_BYTES, sights_from_json, sights_to_json
+from lockstep.watch.sight_codec import MAX_BYTES, SightsError, sights_from_json, sights_to_json
 from lockstep.watch.sights import RankSight
 
 STEPS_SECONDS: Final = 1.0
@@ -158,7 +158,7 @@ class AllRanks:
         for other in list(self._others.values()):
             try:
                 found |= sights_from_json(other.ask(question, SIGHTS_SECONDS), time.time())
-            except (ProofError, ValueError, KeyError, TypeError, AttributeError):
+            except (ProofError, SightsError):
                 self._drop(other)
         return found
 

@@ -192,9 +192,9 @@ def read_facts(data: bytes) -> RankFacts:
             if isinstance(ranks, list)
         },
         buckets=tuple(
-            NamedBucket(_whole(one.get("elements")), tuple(plain(str(name), 200) for name in one.get("names", ())))
+            NamedBucket(_whole(one.get("elements")), tuple(plain(str(name), 200) for name in names))
             for one in (buckets if isinstance(buckets, list) else ())
-            if isinstance(one, dict)
+            if isinstance(one, dict) and isinstance(names := one.get("names"), list)
         ),
         error=plain(str(fields.get("error", "")), 2000),
         place=plain(str(fields.get("place", "")), 500),

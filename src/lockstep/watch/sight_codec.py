@@ -19,6 +19,10 @@ _MAX_VALUES: Final = 1 << 22
 _PLAIN: Final = ("rank", "host", "pid", "state", "exit_code", "ended", "entered", "busy", "on_device")
 
 
+class SightsError(ValueError):
+    """This is not what a watcher says of its ranks."""
+
+
 def sights_to_json(sights: Mapping[int, RankSight]) -> bytes:
     return json.dumps([_fields(one) for one in sights.values()]).encode()
 
@@ -38,11 +42,12 @@ def _fields(one: RankSight) -> dict[str, Any]:
 
 
 def sights_from_json(data: bytes, now: float) -> dict[int, RankSight]:
-    """``ValueError``, ``TypeError`` or ``KeyError`` if it is something else."""
-    found: Any = read_json(data, MAX_BYTES, values=_MAX_VALUES)
-    if not isinstance(found, list):
-        raise TypeError("no list of ranks")
-    return {one.rank: one for one in (_sight(fields, now) for fields in found)}
+    """``SightsError`` if it is something else."""
+    try:
+        found: Any = read_json(data, MAX_BYTES, values=_MAX_VALUES)
+        return {one.rank: one for one in (_sight(fields, now) for fields in found)}
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
+        raise SightsError(plain(str(error), 200)) from error
 
 
 def _sight(fields: Any, now: float) -> RankSight:
