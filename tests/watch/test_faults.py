@@ -4,12 +4,11 @@ each, and whose fault it is. ``make test-watch``; two of them also run with the 
 from __future__ import annotations
 
 import json
-import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,105 +16,70 @@ import pytest
 
 from helpers.ports import free_port
 from lockstep.cli.main import main
+from lockstep.drill.result import DrillStatus
+from lockstep.drill.systems import PROGRAM, SYSTEM_DRILLS, SYSTEMS, SystemDrill, events_in, run_system_drill, torchrun
+from lockstep.drill.systems import watched as watched_job
 from lockstep.protocol.core.causes import Cause, ReportKind
-from watch.running import TRAIN, WatchedJob, torchrun
+from lockstep.runtime.processes import descendants, send_signal
 
-VERDICT, NOTICE = ReportKind.VERDICT, ReportKind.NOTICE
-KINDS = ("ddp", "fsdp")
-
-
-@dataclass(frozen=True, slots=True)
-class Planted:
-    """A fault of rank 1, and what is to be said about it."""
-
-    fault: str
-    cause: Cause
-    kind: ReportKind = VERDICT
-    culprit: str = "rank 1"
-    place: str = ""
-    """The function of the program that is named."""
+PATIENCE = 240.0
+"""For a busy machine: a healthy one needs a tenth of it."""
+DRILLS = {drill.name: drill for drill in SYSTEM_DRILLS}
 
 
-KILL = Planted("kill", Cause.DEAD)
-SLEEP = Planted("sleep", Cause.USER_CODE, NOTICE, place="misbehave")
-PLANTED = (
-    KILL,
-    SLEEP,
-    Planted("stop", Cause.FROZEN),
-    Planted("lock", Cause.USER_CODE, NOTICE, place="misbehave"),
-    Planted("loop", Cause.LOOPING, NOTICE, place="misbehave"),
-    Planted("gil", Cause.USER_CODE, NOTICE, place="misbehave"),
-    Planted("loader", Cause.INPUT_STARVED),
-    Planted("skip", Cause.OTHER_CALL),
-    Planted("other_shape", Cause.OTHER_CALL),
-    Planted("other_dtype", Cause.OTHER_CALL),
-    Planted("opposite", Cause.DEADLOCK, culprit="ranks 0 and 1"),
-    Planted("exit", Cause.OUT_OF_STEP),
-    Planted("raise", Cause.FAILED, place="misbehave"),
-    Planted("slow", Cause.STRAGGLER, NOTICE),
-)
-
-
-def what_is_said(one: Planted, kind: str, folder: Path) -> tuple[dict[str, Any], str]:
-    command = torchrun(f"--kind={kind}", f"--fault={one.fault}", f"--mark={folder / 'mark'}")
-    with WatchedJob(folder, command) as job:
-        event = job.first_event()
-        assert (event["kind"], event["cause"], event["culprit"]) == (one.kind, one.cause, one.culprit), job.text
-        assert one.place in event["text"], job.text
-        if one.kind is VERDICT:
-            job.wait_for((job.folder / "report.json").exists, even_after=True)
-        return event, job.text
+def wait_for(what: Callable[[], Any], output: Path) -> Any:
+    deadline = time.monotonic() + PATIENCE
+    while not (found := what()):
+        assert time.monotonic() < deadline, output.read_text(errors="replace")
+        time.sleep(0.05)
+    return found
 
 
 @pytest.mark.watch
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("one", PLANTED, ids=lambda one: one.fault)
-def test_a_fault_gets_the_right_word(
-    one: Planted, kind: str, tmp_path: Path, record_property: Callable[[str, object], None]
-) -> None:
-    event, _ = what_is_said(one, kind, tmp_path)
-    record_property("seconds", round(event["after"], 1))
-    sys.stderr.write(f"{kind} {one.fault}: {event['cause']} after {event['after']:.1f} s\n")
+@pytest.mark.parametrize("system", SYSTEMS)
+@pytest.mark.parametrize("drill", SYSTEM_DRILLS, ids=lambda drill: drill.name)
+def test_a_fault_gets_the_right_word(drill: SystemDrill, system: str, tmp_path: Path) -> None:
+    result = run_system_drill(drill, system, str(tmp_path))
+    sys.stderr.write(f"{result.line()}\n")
+    assert result.status is DrillStatus.PASSED, f"{result.reason}\n{result.report}"
 
 
-@pytest.mark.watch
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_killed_rank_leaves_a_report_that_why_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    what_is_said(KILL, "ddp", tmp_path)
-    assert main(["why", "--json", str(tmp_path / "run")]) == 3
+    result = run_system_drill(DRILLS["kill"], "ddp", str(tmp_path))
+    assert result.status is DrillStatus.PASSED, result.report
+    assert main(["why", "--json", str(tmp_path / "ddp-kill" / "run")]) == 3
     found = json.loads(capsys.readouterr().out)["verdict"]
     assert (found["cause"], found["culprit"]) == (Cause.DEAD, "rank 1")
     assert found["step"] >= 29
-    assert not list(Path("/tmp").glob(f"lockstep-watch-{os.getpid()}-*"))
 
 
-@pytest.mark.watch
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_the_others_wait_for_a_bucket_that_is_named(tmp_path: Path) -> None:
-    event, text = what_is_said(SLEEP, "ddp", tmp_path)
-    assert event["key"].startswith("all_reduce ")
-    assert event["step"] >= 29
-    assert "watch/train.py:" in text
+def test_a_rank_that_is_stopped_is_missed_with_a_module_of_fsdp(tmp_path: Path) -> None:
+    result = run_system_drill(DRILLS["stop"], "fsdp", str(tmp_path))
+    assert result.status is DrillStatus.PASSED, result.report
+    verdict = json.loads((tmp_path / "fsdp-stop" / "run" / "report.json").read_text())["verdict"]
+    assert verdict["key"].startswith("all_gather ")
+    assert verdict["names"] == ["0.weight", "0.bias"]
 
 
 @pytest.mark.watch
 @pytest.mark.timeout(600)
 def test_a_rank_that_never_starts(tmp_path: Path) -> None:
-    launcher = [sys.executable, str(TRAIN.with_name("two_of_three.py")), str(free_port()), str(TRAIN)]
-    with WatchedJob(tmp_path, launcher) as job:
-        (event,) = job.wait_for(job.events)
-        assert (event["kind"], event["cause"], event["culprit"]) == (NOTICE, Cause.NEVER_STARTED, "rank 1"), job.text
+    launcher = [sys.executable, str(Path(__file__).with_name("two_of_three.py")), str(free_port()), str(PROGRAM)]
+    with watched_job(launcher, tmp_path):
+        (event,) = wait_for(lambda: events_in(tmp_path), tmp_path / "output.txt")
+    assert (event["kind"], event["cause"], event["culprit"]) == (ReportKind.NOTICE, Cause.NEVER_STARTED, "rank 1")
 
 
 @pytest.mark.watch
 @pytest.mark.timeout(600)
-def test_a_job_is_ended_on_request_only(tmp_path: Path) -> None:
-    command = torchrun("--fault=opposite", f"--mark={tmp_path / 'mark'}")
-    with WatchedJob(tmp_path, command, "--abort") as job:
-        assert job.process.wait(200) == 3, job.text
+def test_a_job_is_ended_on_request(tmp_path: Path) -> None:
+    with watched_job(torchrun("--fault=opposite"), tmp_path, "--abort") as job:
+        assert job.wait(PATIENCE) == 3, (tmp_path / "output.txt").read_text(errors="replace")
 
 
 @pytest.mark.watch
@@ -123,17 +87,19 @@ def test_a_job_is_ended_on_request_only(tmp_path: Path) -> None:
 def test_a_job_that_runs_already(tmp_path: Path) -> None:
     """Nobody is let in there, but a rank that is stopped is seen all the same."""
     mark = tmp_path / "mark"
+    output = tmp_path / "output.txt"
     job = subprocess.Popen(torchrun("--fault=stop", "--at=3", f"--mark={mark}"), stderr=subprocess.DEVNULL)
     try:
-        while not mark.exists():
-            time.sleep(0.1)
-        with WatchedJob(tmp_path, [], pids=[job.pid]) as watched:
-            (event,) = watched.wait_for(watched.events)
-            assert (event["kind"], event["cause"], event["culprit"]) == (VERDICT, Cause.FROZEN, "rank 1"), watched.text
+        wait_for(mark.exists, Path(__file__))
+        command = [sys.executable, "-m", "lockstep", "watch", f"--folder={tmp_path / 'run'}", str(job.pid)]
+        with open(output, "wb") as written:
+            watch = subprocess.Popen(command, stderr=written)
+        (event,) = wait_for(lambda: events_in(tmp_path), output)
+        assert (event["kind"], event["cause"], event["culprit"]) == (ReportKind.VERDICT, Cause.FROZEN, "rank 1")
+        watch.send_signal(signal.SIGTERM)
+        assert watch.wait(PATIENCE) == 128 + signal.SIGTERM
     finally:
-        from lockstep.runtime.processes import descendants, send_signal
-
         for facts in descendants(job.pid):
-            send_signal(facts.pid, 9)
+            send_signal(facts.pid, signal.SIGKILL)
         job.kill()
-        job.wait(60)
+        job.wait(PATIENCE)

@@ -6,18 +6,20 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.drill.systems import SYSTEMS, events_in, torchrun, watched
 from lockstep.protocol.core.causes import ReportKind
-from watch.running import WatchedJob, torchrun
 
 
 @pytest.mark.watch
 @pytest.mark.alone
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@pytest.mark.parametrize("system", SYSTEMS)
 @pytest.mark.parametrize("evaluation", ["compute", "socket"])
-def test_a_long_evaluation_gets_no_verdict(evaluation: str, kind: str, tmp_path: Path) -> None:
-    command = torchrun(f"--kind={kind}", "--steps=2000", "--at=1000", "--pause=0.002", f"--evaluate={evaluation}")
-    with WatchedJob(tmp_path, command) as job:
-        assert job.process.wait(800) == 0, job.text
-        assert {event["kind"] for event in job.events()} <= {ReportKind.NOTICE}, job.text
-        assert any("evaluate (" in event["text"] for event in job.events()), job.text
+def test_a_long_evaluation_gets_no_verdict(evaluation: str, system: str, tmp_path: Path) -> None:
+    command = torchrun(f"--kind={system}", "--steps=2000", "--at=1000", "--pause=0.002", f"--evaluate={evaluation}")
+    with watched(command, tmp_path) as job:
+        code = job.wait(800)
+    output, events = (tmp_path / "output.txt").read_text(errors="replace"), events_in(tmp_path)
+    assert code == 0, output
+    assert {event["kind"] for event in events} <= {ReportKind.NOTICE}, output
+    assert any("evaluate (" in event["text"] for event in events), output

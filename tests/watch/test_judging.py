@@ -21,6 +21,7 @@ from lockstep.watch.sights import Helper, RankSight, Vitality, Work
 
 NOW = 1e6
 LINE = StackLine("evaluate", "/home/me/train.py", 31)
+MUTE = RankStatus(step=4, beat=NOW - 9)
 LOADER = StackLine("_try_get_data", "/venv/site-packages/torch/utils/data/dataloader.py", 1300)
 
 
@@ -77,8 +78,8 @@ def test_a_job_that_moves_has_no_verdict() -> None:
         ({"life": Vitality.STOPPED, "state": "stopped"}, Cause.FROZEN),
         ({"busy": 0.0, "stack": (LINE,), "work": Work.PROGRAM}, Cause.USER_CODE),
         ({"busy": 0.9, "stack": (LINE,), "work": Work.PROGRAM}, Cause.LOOPING),
-        ({"status": RankStatus(step=4, beat=NOW - 9), "stack": (LINE,)}, Cause.USER_CODE),
-        ({"status": RankStatus(step=4, beat=NOW - 9), "on_device": True}, Cause.DEVICE_CALL),
+        ({"status": MUTE, "stack": (LINE,), "work": Work.PROGRAM}, Cause.USER_CODE),
+        ({"status": MUTE, "stack": (LINE,), "work": Work.PROGRAM, "on_device": True}, Cause.DEVICE_CALL),
         ({"work": Work.INPUT, "stack": (LOADER,), "helpers": (Helper(7, True, False, 0.0),)}, Cause.INPUT_STARVED),
         ({"work": Work.INPUT, "stack": (LOADER,), "helpers": (Helper(7, False, False, 0.9),)}, Cause.USER_CODE),
     ],
@@ -88,6 +89,12 @@ def test_why_a_rank_has_not_entered_is_its_own_evidence(more: dict[str, object],
     one = verdict(found, bad=sight(1, found[1], **more))
     assert one is not None
     assert (one.cause, one.culprit, one.pid, one.host, one.step) == (expected, "rank 1", 101, "node", 4)
+
+
+def test_a_stack_that_could_not_be_taken_is_tried_again_and_then_done_without() -> None:
+    found = stuck_at_5()
+    assert verdict(found, 3.0) is None
+    assert cause(verdict(found, 30.0)) == (Cause.USER_CODE, "rank 1")
 
 
 def test_a_rank_that_left_cleanly_is_to_blame_and_not_those_who_fail_because_of_it() -> None:
@@ -170,6 +177,8 @@ def test_the_parameters_of_the_missing_bucket_are_named() -> None:
     found = stuck_at_5()
     elements = found[0].calls[-1].inputs.elements
     facts = RankFacts(buckets=(NamedBucket(elements, ("fc.weight", "fc.bias")), NamedBucket(7, ("other",))))
-    one = verdict(found, waits=sight(0, found[0], facts=facts), bad=sight(1, found[1], stack=(LINE,)))
+    one = verdict(
+        found, waits=sight(0, found[0], facts=facts), bad=sight(1, found[1], stack=(LINE,), work=Work.PROGRAM)
+    )
     assert one is not None
     assert one.names == ("fc.weight", "fc.bias")

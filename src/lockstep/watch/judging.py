@@ -29,6 +29,8 @@ BUSY_SHARE: Final = 0.4
 MUTE_SECONDS: Final = 1.5
 """No thread of a process has had the interpreter for so long: native code keeps it."""
 STARVED_SECONDS: Final = 5.0
+STACK_SECONDS: Final = 20.0
+"""On a busy host a stack takes several tries; later, what can be said without one is said."""
 RESENT: Final = 3
 """So often has the kernel sent the same segment in vain: after about one and a half seconds."""
 JOIN_SECONDS: Final = 10.0
@@ -158,6 +160,8 @@ def _absent(look: Look, base: Verdict) -> Verdict | None:
 
 def _why(look: Look, base: Verdict, one: RankSight) -> Verdict | None:
     who = phrases.whom(one.rank, one.pid, one.host)
+    if one.work is Work.NOT_SEEN and look.waited < STACK_SECONDS:
+        return None
     if one.work is Work.INPUT:
         return _input(look, base, one, who)
     if one.entered and one.status.beat and look.now - one.status.beat > MUTE_SECONDS:

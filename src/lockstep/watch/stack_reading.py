@@ -13,7 +13,7 @@ from lockstep.runtime.monitor.stack import find_py_spy
 from lockstep.watch import injected
 from lockstep.watch.sights import Work
 
-STACK_SECONDS: Final = 2.0
+STACK_SECONDS: Final = 4.0
 _MAX_BYTES: Final = 4 << 20
 _MOST_LINES: Final = 60
 _AT_ONCE: Final = 4
