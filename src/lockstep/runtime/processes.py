@@ -129,6 +129,11 @@ class ProcessFacts:
     cpu_seconds: float
     resident_bytes: int
 
+    @property
+    def wants_processor(self) -> bool:
+        """It runs, or would if the machine were not so busy."""
+        return self.state == _STATE_WORDS["R"]
+
 
 _STATE_WORDS = {
     "R": "running",

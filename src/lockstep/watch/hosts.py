@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import secrets
 import socket
 import threading
 import time
@@ -58,6 +59,8 @@ class _Other:
 
     link: ProvenSocket
     host: str
+    life: str
+    """Hosts may have the same name, as containers do; watchers differ by this."""
     lock: threading.Lock = field(default_factory=threading.Lock)
     over: threading.Event = field(default_factory=threading.Event)
     steps: dict[int, tuple[int, float]] = field(default_factory=dict)
@@ -79,7 +82,7 @@ class AllRanks:
         self._local = local
         self._say = say
         self._others: dict[str, _Other] = {}
-        self._silent: set[str] = set()
+        self._silent: dict[str, str] = {}
         self._lost = False
         listener = socket.create_server(("", address[1]), family=_family(address[0]), backlog=64)
         self._door = ProvenListener(listener, _key(), _parties, self._let_in, "watchers")
@@ -93,13 +96,14 @@ class AllRanks:
         """On a thread of its own, which belongs to this watcher until it leaves."""
         try:
             fields: Any = read_json(link.receive(1 << 16, time.monotonic() + STEPS_SECONDS), 1 << 16)
-            other = _Other(link, plain(str(fields["host"]), 200))
+            other = _Other(link, plain(str(fields["host"]), 200), plain(str(fields["life"]), 64))
+            ranks = [int(rank) for rank in fields["ranks"]]
         except (ProofError, ValueError, KeyError, TypeError):
             link.close()
             return
-        self._others[other.host] = other
-        self._silent.discard(other.host)
-        self._say(phrases.other_host_joined(other.host, [int(rank) for rank in fields.get("ranks", ())]))
+        self._others[other.life] = other
+        self._silent.pop(other.life, None)
+        self._say(phrases.other_host_joined(other.host, ranks))
         other.over.wait()
         link.close()
 
@@ -111,7 +115,7 @@ class AllRanks:
 
     @property
     def silent_hosts(self) -> tuple[str, ...]:
-        return tuple(sorted(self._silent))
+        return tuple(sorted(self._silent.values()))
 
     def take_lost(self) -> bool:
         """Whether another host has lost a rank since the last question."""
@@ -163,8 +167,8 @@ class AllRanks:
         return found
 
     def _drop(self, other: _Other) -> None:
-        self._silent.add(other.host)
-        self._others.pop(other.host, None)
+        self._silent[other.life] = other.host
+        self._others.pop(other.life, None)
         other.over.set()
 
 
@@ -177,6 +181,7 @@ class Reporting:
         self._say = say
         self._over = threading.Event()
         self._said = False
+        self._life = secrets.token_hex(8)
         self.connected = False
         """While it is, the first watcher speaks for this host, too."""
         self._thread = threading.Thread(target=self._run, name="first watcher", daemon=True)
@@ -199,7 +204,7 @@ class Reporting:
             self._over.wait(AGAIN_SECONDS)
 
     def _serve(self, link: ProvenSocket) -> None:
-        hello = {"host": self._local.host, "ranks": self._local.numbers}
+        hello = {"host": self._local.host, "life": self._life, "ranks": self._local.numbers}
         link.send(json.dumps(hello).encode(), time.monotonic() + STEPS_SECONDS)
         self.connected = True
         while not self._over.is_set():

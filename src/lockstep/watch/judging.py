@@ -171,7 +171,7 @@ def _why(look: Look, base: Verdict, one: RankSight) -> Verdict | None:
         return _about(found, one, cause, phrases.native_code(who, one.place), phrases.remedy_program(one.pid))
     seen = (phrases.used_processor(one.rank, one.busy), *base.evidence)
     found = replace(base, evidence=seen)
-    if one.busy >= BUSY_SHARE:
+    if one.busy >= BUSY_SHARE or one.runnable:
         return _about(found, one, Cause.LOOPING, phrases.computes(who, one.place), phrases.remedy_program(one.pid))
     return _about(found, one, Cause.USER_CODE, phrases.waits_idle(who, one.place), phrases.remedy_program(one.pid))
 
@@ -179,7 +179,7 @@ def _why(look: Look, base: Verdict, one: RankSight) -> Verdict | None:
 def _input(look: Look, base: Verdict, one: RankSight, who: str) -> Verdict | None:
     stopped = [helper.pid for helper in one.helpers if helper.stopped]
     dead = [helper.pid for helper in one.helpers if helper.dead]
-    at_work = any(helper.busy >= BUSY_SHARE / 4 for helper in one.helpers) or one.busy >= BUSY_SHARE
+    at_work = any(helper.busy >= BUSY_SHARE / 4 for helper in one.helpers) or one.busy >= BUSY_SHARE or one.runnable
     if stopped or dead or (not at_work and look.waited >= STARVED_SECONDS):
         what = phrases.starved(who, stopped, dead)
         return _about(base, one, Cause.INPUT_STARVED, what, phrases.remedy_starved(stopped))

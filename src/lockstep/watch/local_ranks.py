@@ -207,6 +207,7 @@ class LocalRanks:
             status=status,
             entered=entered,
             busy=self._shares.get(process.pid, 0.0),
+            runnable=facts is not None and facts.wants_processor,
             stack=stack,
             work=work_of(stack),
             on_device=life is Vitality.RUNS and uses_device(process.pid),

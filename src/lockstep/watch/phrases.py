@@ -176,10 +176,6 @@ def goes_on(step: int, seconds: float) -> str:
     return f"the job goes on: step {step} has ended after {seconds:.0f} s"
 
 
-def watches(command: str) -> str:
-    return f"watching {command}; what is found goes to stderr, and with a verdict into a folder that is named then"
-
-
 def kept_out(variable: str) -> str:
     return (
         f"{variable}=0 keeps Lockstep out of this job: there are no collectives, steps or names, only processes and "
@@ -207,10 +203,6 @@ def attached(found: Sequence[int]) -> str:
 
 def other_host_joined(host: str, found: Sequence[int]) -> str:
     return f"the watcher on {host} has joined, with {ranks(found)}"
-
-
-def other_host_left(host: str) -> str:
-    return f"the watcher on {host} has left"
 
 
 def meeting_failed(address: str, why: str) -> str:

@@ -16,7 +16,7 @@ from lockstep.watch.sights import Helper, RankSight, Vitality, Work
 MAX_BYTES: Final = 256 << 20
 """All ranks of a host, with the dumps of their recorders."""
 _MAX_VALUES: Final = 1 << 22
-_PLAIN: Final = ("rank", "host", "pid", "state", "exit_code", "ended", "entered", "busy", "on_device")
+_PLAIN: Final = ("rank", "host", "pid", "state", "exit_code", "ended", "entered", "busy", "runnable", "on_device")
 
 
 class SightsError(ValueError):
@@ -67,6 +67,7 @@ def _sight(fields: Any, now: float) -> RankSight:
         facts=facts,
         entered=bool(fields["entered"]),
         busy=float(fields["busy"]),
+        runnable=bool(fields["runnable"]),
         stack=tuple(StackLine(plain(str(a), 200), plain(str(b), 500), int(c)) for a, b, c in fields["stack"]),
         work=Work(fields["work"]),
         on_device=bool(fields["on_device"]),

@@ -64,6 +64,8 @@ class RankSight:
     """It has let us in: ``status`` and ``facts`` are its own."""
     busy: float = 0.0
     """Share of one processor that it has used since the last look."""
+    runnable: bool = False
+    """It runs, or would if its host were not so busy."""
     stack: tuple[StackLine, ...] = ()
     """Of its main thread, innermost first."""
     work: Work = Work.NOT_SEEN
