@@ -22,16 +22,18 @@ from torch.utils.data import DataLoader, Dataset
 
 
 class Numbers(Dataset[torch.Tensor]):
-    """Random rows; in rank ``BAD``, the process that loads them stops itself where the fault says so."""
+    """Random rows; in the bad rank, the process that loads them stops itself where the fault says so."""
 
-    def __init__(self, stops_at: int) -> None:
+    def __init__(self, stops_at: int, path: str) -> None:
         self.stops_at = stops_at
+        self.path = path
 
     def __len__(self) -> int:
         return 1 << 20
 
     def __getitem__(self, index: int) -> torch.Tensor:
         if index == self.stops_at:
+            mark(self.path)
             os.kill(os.getpid(), signal.SIGSTOP)
         return torch.randn(64)
 
@@ -98,6 +100,19 @@ def mark(path: str) -> None:
         os.replace(f"{path}.new", path)
 
 
+def keep_dumping(folder: str, rank: int) -> None:
+    """What a program has to do itself to have dumps over gloo before its time-out of half an hour."""
+    from torch._C._distributed_c10d import _dump_fr_trace
+
+    while True:
+        time.sleep(2.0)
+        data = _dump_fr_trace()
+        path = os.path.join(folder, f"rank_{rank}")
+        with open(f"{folder}.new{rank}", "wb") as file:
+            file.write(data)
+        os.replace(f"{folder}.new{rank}", path)
+
+
 def evaluate(kind: str, seconds: float) -> None:
     """On rank 0 only: it computes, or waits on a socket."""
     until = time.monotonic() + seconds
@@ -124,6 +139,7 @@ def main() -> None:
     parser.add_argument("--evaluate", default="")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--times", action="store_true")
+    parser.add_argument("--dumps", default="", help="a folder for a dump of the flight recorder, every two seconds")
     parser.add_argument("--mark", default="", help="a file that the bad rank makes when it misbehaves")
     args = parser.parse_args()
     rank = int(os.environ["RANK"])
@@ -133,16 +149,19 @@ def main() -> None:
         mark(args.mark)
         time.sleep(1e6)
     dist.init_process_group("gloo")
+    if args.dumps:
+        threading.Thread(target=keep_dumping, args=(args.dumps, rank), daemon=True).start()
     groups = [dist.new_group([0, 1, 2]), dist.new_group([0, 1, 2])] if args.fault == "opposite" else []
     model = model_of(args.kind)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     data = iter([])
     if args.fault == "loader":
-        data = iter(DataLoader(Numbers(8 * args.at if bad else -1), batch_size=8, num_workers=1))
+        numbers = Numbers(8 * args.at if bad else -1, args.mark)
+        data = iter(DataLoader(numbers, batch_size=8, num_workers=1))
     began = time.perf_counter()
     for step in range(args.steps):
         if step == args.at and args.fault:
-            mark(args.mark if bad else "")
+            mark(args.mark if bad and args.fault != "loader" else "")
             misbehave(args.fault, groups) if bad else others(args.fault, groups)
         if args.fault == "slow" and bad and step >= args.at:
             time.sleep(0.3)
