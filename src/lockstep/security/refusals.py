@@ -33,6 +33,7 @@ class Entrance(StrEnum):
     RENDEZVOUS = "the rendezvous"
     NET = "lockstep net --serve"
     DOCTOR = "lockstep doctor"
+    WATCH = "lockstep watch"
 
 
 @dataclass(frozen=True, slots=True)

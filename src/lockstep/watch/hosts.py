@@ -23,6 +23,7 @@ from lockstep.security.chosen import chosen_key
 from lockstep.security.key import Purpose
 from lockstep.security.listening import ProvenListener
 from lockstep.security.proof import Parties, ProofError
+from lockstep.security.refusals import REFUSALS, Entrance
 from lockstep.security.wire import Claim, ProvenSocket, dial
 from lockstep.version import __version__
 from lockstep.watch import phrases
@@ -85,7 +86,8 @@ class AllRanks:
         self._silent: dict[str, str] = {}
         self._lost = False
         listener = socket.create_server(("", address[1]), family=_family(address[0]), backlog=64)
-        self._door = ProvenListener(listener, _key(), _parties, self._let_in, "watchers")
+        refused = REFUSALS.at(Entrance.WATCH, f"{address[0]}:{address[1]}")
+        self._door = ProvenListener(listener, _key(), _parties, self._let_in, "watchers", refused)
 
     def close(self) -> None:
         for other in self._others.values():

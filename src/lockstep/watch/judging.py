@@ -26,7 +26,7 @@ from lockstep.watch.sights import RankSight, Vitality, Work
 
 BUSY_SHARE: Final = 0.4
 """Of one processor: less, and a program waits."""
-MUTE_SECONDS: Final = 1.5
+MUTE_SECONDS: Final = 2.5
 """No thread of a process has had the interpreter for so long: native code keeps it."""
 STARVED_SECONDS: Final = 5.0
 STACK_SECONDS: Final = 20.0

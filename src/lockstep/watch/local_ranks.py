@@ -113,8 +113,8 @@ class LocalRanks:
                 known.files = files
                 self.world = max(self.world, known.facts().world)
             return
-        if known is not None and files is None and self._deaths.of(known.pid) is None:
-            return  # a helper of that rank, which has inherited its variables
+        if known is not None and self._deaths.of(known.pid) is None and (files is None or known.files is not None):
+            return  # a program that the rank has started has inherited its variables
         facts = process_facts(pid)
         if known is not None and (facts is None or facts.dead):
             return  # an earlier life
