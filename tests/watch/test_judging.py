@@ -104,6 +104,18 @@ def test_a_rank_that_left_cleanly_is_to_blame_and_not_those_who_fail_because_of_
     assert cause(verdict(found, left=left, failed=failed)) == (Cause.OUT_OF_STEP, "rank 1")
 
 
+def test_the_same_when_gloo_has_already_ended_the_call_of_the_others() -> None:
+    """Their call is over, since it failed, and nothing is stuck any more."""
+    found = recordings([*steps(5)], [*steps(5)], [*steps(5)])
+    groups = RankFacts(groups={"0": (0, 1, 2)})
+    behind = replace(found[1], calls=found[1].calls[:-1])
+    left = sight(1, behind, life=Vitality.GONE, exit_code=0, ended=NOW, facts=groups)
+    failed = sight(0, found[0], life=Vitality.GONE, exit_code=1, ended=NOW, facts=replace(groups, error="closed"))
+    assert cause(verdict(found, left=left, failed=failed)) == (Cause.OUT_OF_STEP, "rank 1")
+    even = sight(1, found[1], life=Vitality.GONE, exit_code=0, ended=NOW, facts=groups)
+    assert cause(verdict(found, left=even, failed=failed)) == (Cause.FAILED, "rank 0")
+
+
 def test_a_rank_that_leaves_when_all_is_done_is_no_fault() -> None:
     healthy = recordings([*steps(5)], [*steps(5)], [*steps(5)])
     left = sight(1, healthy[1], life=Vitality.GONE, exit_code=0, ended=NOW)

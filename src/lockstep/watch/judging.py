@@ -102,7 +102,7 @@ def _counts(look: Look) -> bool:
 
 def _gone(look: Look, base: Verdict) -> Verdict | None:
     gone = look.of(Vitality.GONE)
-    early = next((one for one in gone if not _unclean(one) and one.rank in _needed(look)), None)
+    early = next((one for one in gone if not _unclean(one) and _is_needed(one, look)), None)
     # Those who fail because another has left, or was killed, fail after it, and may have been seen at the same time.
     one = early or min(filter(_unclean, gone), key=_blame, default=None)
     if one is None:
@@ -132,9 +132,25 @@ def _blame(one: RankSight) -> tuple[int, float]:
     return (0 if killed else 2 if ended_by_launcher else 1), one.facts.raised or one.ended
 
 
-def _needed(look: Look) -> set[int]:
-    """Ranks without which a call of others cannot end."""
-    return {rank for one in look.account.stuck for rank in (*one.missing, *one.silent, *one.unclear)}
+def _is_needed(left: RankSight, look: Look) -> bool:
+    """Others are in a call that cannot end without it; or have made calls of a group of its that it has not, and
+    failed since."""
+    if any(left.rank in (*one.missing, *one.silent, *one.unclear) for one in look.account.stuck):
+        return True
+    failed = any(_unclean(one) or one.facts.error for one in look.sights.values())
+    own = _highest(left)
+    return failed and any(
+        number > own.get(group, 0)
+        for one in look.sights.values()
+        for group, number in _highest(one).items()
+        if left.rank in one.facts.groups.get(group, ())
+    )
+
+
+def _highest(one: RankSight) -> dict[str, int]:
+    """The last call of each group."""
+    calls = one.recording.calls if one.recording is not None else ()
+    return {call.group: call.number for call in calls if not call.p2p}
 
 
 # -- ranks that are there --

@@ -15,6 +15,8 @@ _KEPT: Final = 64
 _FIRST: Final = 3
 """Steps before which nothing is usual."""
 _RECENT: Final = 4
+_AT_ONCE: Final = 8
+"""Of many steps between two looks, so many count."""
 _SLOW_FACTOR: Final = 1.8
 _SLOW_SECONDS: Final = 0.03
 
@@ -58,7 +60,8 @@ class LateClock:
         self._steps |= changed
         highest, ended = max((step, at) for step, at in steps.values())
         if self._highest and 0 < self._highest < highest and ended > self._ended:
-            self._times.append((ended - self._ended) / (highest - self._highest))
+            count = highest - self._highest
+            self._times.extend([(ended - self._ended) / count] * min(count, _AT_ONCE))
         self._highest, self._ended = highest, ended
         return True
 
