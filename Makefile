@@ -6,8 +6,9 @@ STAMP := $(VENV)/.installed
 # Tests start hundreds of processes: none of them compiles the same files again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-slow test-long test-drills test-drills-ranks test-frameworks test-engines test-watch test-oncall \
-  test-rough test-soak test-rdma test-rdma-short lint types unit docs docs-test screenshots wheel bench lock audit fuzz clean
+.PHONY: demo test test-slow test-long test-drills test-drills-ranks test-frameworks test-engines test-watch test-watch-healthy \
+  test-oncall test-rough test-soak test-rdma test-rdma-short lint types unit docs docs-test screenshots wheel \
+  bench lock audit fuzz clean
 
 demo: $(STAMP)
 	$(BIN)/lockstep bench --ps=1 --workers=2 --device=cpu --model=lenet --batch_size=64 --num_batches=100
@@ -104,6 +105,14 @@ screenshots: $(STAMP)
 # on a machine with nothing else to do.
 test-rough: $(STAMP)
 	$(BIN)/python -m pytest -q -m drill --durations=0 tests/drill/test_no_alarm.py
+
+# Every fault in real DDP and FSDP2 jobs of torchrun, under lockstep watch.
+test-watch: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m 'watch and not alone' --durations=0 tests/watch
+
+# 2,000 healthy steps, in the middle of which rank 0 evaluates for a minute: it computes, or waits; no verdict.
+test-watch-healthy: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m 'watch and alone' tests/watch
 
 # Every mis-configuration in network namespaces, transfers under random kills: for a quiet machine.
 test-soak: $(STAMP)

@@ -24,6 +24,7 @@ LAYERS: dict[str, set[str]] = {
     "runtime": {"protocol", "security", "transports", "diagnose"},
     "dashboard": {"protocol", "transports", "diagnose", "sim", "runtime"},
     "doctor": {"protocol", "security", "transports", "runtime"},
+    "watch": {"protocol", "security", "diagnose", "flight", "runtime"},
     "drill": {"protocol", "security", "transports", "diagnose", "runtime"},
     "training": {"protocol", "security", "transports", "runtime"},
     "library": {"protocol", "security", "transports", "runtime", "training"},
@@ -40,6 +41,7 @@ LAYERS: dict[str, set[str]] = {
         "dashboard",
         "doctor",
         "drill",
+        "watch",
         "training",
         "library",
         "benchmark",
@@ -59,6 +61,7 @@ LIBRARIES: dict[str, set[str]] = {
     "dashboard": set(),
     "doctor": set(),
     "drill": set(),
+    "watch": {"torch"},
     "training": {"safetensors", "torch"},
     "library": {"numpy", "safetensors", "torch"},
     "integrations": {"lightning", "torch"},
@@ -202,6 +205,23 @@ def test_the_rules_of_the_doctor_touch_no_machine() -> None:
     pure = [*(SOURCES / "doctor").glob("rules_*.py"), *(SOURCES / "doctor" / f"{n}.py" for n in ("analysis", "facts"))]
     for file in pure:
         assert touching.isdisjoint(name.split(".")[0] for name in imports(file)), file.name
+
+
+def test_what_runs_inside_a_watched_rank_needs_torch_only() -> None:
+    for file in ("injected.py", "drill_program.py"):
+        for name in imports(SOURCES / "watch" / file):
+            assert name.split(".")[0] in sys.stdlib_module_names | {"torch"}, name
+
+
+def test_only_what_runs_inside_a_watched_rank_imports_torch() -> None:
+    for file in files_of("watch"):
+        assert file.name in ("injected.py", "drill_program.py") or "torch" not in {name.split(".")[0] for name in imports(file)}, file.name
+
+
+def test_the_judgement_of_a_watched_job_touches_no_machine() -> None:
+    touching = {"socket", "subprocess", "threading", "time", "os", "shutil", "pathlib"}
+    for name in ("judging", "late_clock", "naming", "sights", "standstill", "straggling"):
+        assert touching.isdisjoint(top.split(".")[0] for top in imports(SOURCES / "watch" / f"{name}.py")), name
 
 
 def test_the_analysis_of_recordings_touches_no_machine() -> None:

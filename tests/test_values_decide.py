@@ -42,6 +42,7 @@ COMMAND_LINES = {
     "cli/sim.py",
     "cli/watching.py",
     "cli/trace.py",
+    "cli/watch.py",
     "cli/why.py",
     "benchmark/settings/rules.py",
 }
@@ -67,6 +68,8 @@ THE_KERNEL_AND_OTHER_PROGRAMS = {
     "transports/quiet_forks.py": "gRPC's log lines",
     "transports/control/reasons.py": "gRPC's details of an error, from which our own words are made",
     "diagnose/monitor_view.py": "py-spy's listing of a stack",
+    "watch/stack_reading.py": "py-spy's listing of a stack",
+    "watch/injected.py": "the command line of a launcher, the file names of a Python stack",
 }
 
 OUR_OWN_FORMATS = {
@@ -82,6 +85,7 @@ OUR_OWN_FORMATS = {
     "runtime/startup/rendezvous.py": "addresses",
     "runtime/running_jobs.py": "names of files",
     "runtime/watch/run_folder.py": "names of folders",
+    "watch/ranks.py": "names of files",
     "runtime/monitor/sidecar.py": "addresses",
     "runtime/trace/page.py": "names of spans, for their colours",
     "benchmark/compare/start_barrier.py": "lines between a command and its children",

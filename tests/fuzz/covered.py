@@ -154,6 +154,11 @@ COVERED: Final[Mapping[str, Fed | Exempt]] = MappingProxyType(
         "transports/verbs/checks.py": KERNEL,
         "transports/verbs/devices.py": KERNEL,
         "transports/verbs/endpoint.py": NEEDS_HARDWARE,
+        "watch/hosts.py": _by("watch: another host"),
+        "watch/injected.py": OWN_PACKAGE,
+        "watch/ranks.py": _by("watch: status of a rank", "watch: facts of a rank"),
+        "watch/sight_codec.py": _by("watch: another host"),
+        "watch/stack_reading.py": _by("watch: stacks"),
     }
 )
 """The readers of all these (``foreign.py``, ``private_files.py``) are fed with them, and by "JSON"."""

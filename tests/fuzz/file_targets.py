@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 from diagnose.faulty import frozen
 from fuzz.engine import Target
 from fuzz.state_targets import state_targets
+from fuzz.watch_targets import watch_targets
 from helpers.snapshots import healthy
 from lockstep.benchmark.data.cifar import read_batch
 from lockstep.benchmark.data.errors import BadData, BadRecord
@@ -56,6 +57,7 @@ def file_targets(stack: contextlib.ExitStack) -> Iterator[Target]:
     yield from _traces(folder)
     yield _run_folder(folder)
     yield from _flight_dumps(folder)
+    yield from watch_targets()
     yield Target("monitor: report of its task", decode_report, [_report()])
     yield Target("monitor: metrics of its task", _page_of, [_metrics()])
     yield Target("optimizer state", lambda data: unpack(data, 2), [_state()], (ValueError, SafetensorError))

@@ -15,7 +15,7 @@ from lockstep.terminal import drop_what_cannot_be_written, say
 if TYPE_CHECKING:
     from lockstep.drill.model import Drill
 
-_WITH_VALUE = ("--keep", "--ps", "--workers")
+_WITH_VALUE = ("--keep", "--ps", "--system", "--workers")
 _MAYBE_VALUE = ("--ranks",)
 _WITHOUT_VALUE = ("--all", "--fooled", "--json", "--list")
 MOST_TASKS = 120
@@ -33,6 +33,8 @@ lockstep drill: fire drills for the promise that nothing waits in silence.
 
   --ranks, --ranks=N             without servers: each of N workers (3) trains and averages its share; with --all,
                                  every drill for which that makes sense
+  --system=ddp, --system=fsdp    in a job that is not Lockstep's, of torchrun with three ranks, under 'lockstep watch';
+                                 with --list, the faults that can be planted there
   --ps=N, --workers=N            a larger cluster than the drill is made for
   --json                         one JSON object per drill instead of a table, and one for the sum of several
   --keep=FOLDER                  keep the run folders (reports, journals, output of each task) there
@@ -98,6 +100,8 @@ def _run_drills(argv: Sequence[str]) -> int:
         raise HelpAsked(_HELP.format(key_flags=KEY_FLAGS_HELP))
     names = [word for word in argv if not word.startswith("-")]
     flags = dict(_flag(word) for word in argv if word.startswith("-"))
+    if "--system" in flags:
+        return _run_in_system(names, flags)
     known = [drill.name for drill in DRILLS]
     for name in names:
         if name not in known:
@@ -115,6 +119,38 @@ def _run_drills(argv: Sequence[str]) -> int:
             raise BadInput("none of the named drills had fooled us; 'lockstep drill --list' marks those that had.")
     chosen = _sized(chosen, flags, named=bool(names))
     return _run_all(chosen, as_json="--json" in flags, keep=flags.get("--keep", ""))
+
+
+def _run_in_system(names: Sequence[str], flags: Mapping[str, str]) -> int:
+    """The same kind of drill in somebody else's job."""
+    from lockstep.drill.matrix import DrillSum
+    from lockstep.drill.systems import SYSTEM_DRILLS, SYSTEMS, run_system_drill
+
+    system = flags["--system"]
+    if system not in SYSTEMS:
+        raise BadInput(f"--system={system} is not known; give one of {', '.join(SYSTEMS)}.")
+    unfit = [flag for flag in flags if flag not in ("--system", "--all", "--json", "--keep", "--list")]
+    if unfit:
+        raise BadInput(f"{unfit[0]!r} does not go with --system; leave it out.")
+    known = {drill.name: drill for drill in SYSTEM_DRILLS}
+    wrong = [name for name in names if name not in known]
+    if wrong:
+        raise BadInput(f"there is no drill {wrong[0]!r} with --system; there are {', '.join(known)}.")
+    if "--list" in flags:
+        for drill in SYSTEM_DRILLS:
+            print(f"{drill.name:<26} {drill.story}")
+        return 0
+    if not names and "--all" not in flags:
+        raise BadInput(f"name a drill, or give --all; there are {', '.join(known)}.")
+    results = []
+    for drill in [known[name] for name in names] or SYSTEM_DRILLS:
+        result = run_system_drill(drill, system, flags.get("--keep", ""))
+        results.append(result)
+        print(json.dumps(result.to_fields()) if "--json" in flags else result.line(), flush=True)
+    in_sum = DrillSum.of(results)
+    if len(results) > 1:
+        print(json.dumps(in_sum.to_fields()) if "--json" in flags else "\n".join(in_sum.lines()))
+    return 1 if in_sum.wrong else 0
 
 
 def _flag(word: str) -> tuple[str, str]:

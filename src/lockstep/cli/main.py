@@ -39,6 +39,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("run", "lockstep.cli.run", "start any program, answer for it, and start it again after a loss"),
     Command("manifest", "lockstep.cli.manifest", "write what an engine needs to start a job: Slurm, Kubernetes"),
     Command("ps", "lockstep.cli.ps", "serve any job that uses the library, without its script"),
+    Command("watch", "lockstep.cli.watch", "watch any PyTorch job, and say why it hangs"),
     Command("why", "lockstep.cli.why", "why a job hangs: ask a live cluster, or read a run folder"),
     Command("dashboard", "lockstep.cli.dashboard", "a page that follows a job: who waits for whom, who is slow, why"),
     Command("top", "lockstep.cli.top", "the same in the terminal, on one screen"),

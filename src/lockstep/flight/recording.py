@@ -36,7 +36,8 @@ class StackLine:
         """Not of torch, another library, or Python itself, as far as a path tells."""
         folders = self.file.split("/")
         in_a_library = {"torch", "site-packages", "dist-packages"} & {*folders}
-        return bool(self.file) and not in_a_library and not any(folder[:8] == "python3." for folder in folders)
+        is_file = self.file[:1] not in ("", "<")
+        return is_file and not in_a_library and not any(folder[:8] == "python3." for folder in folders)
 
 
 @dataclass(frozen=True, slots=True)

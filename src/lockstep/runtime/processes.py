@@ -129,6 +129,11 @@ class ProcessFacts:
     cpu_seconds: float
     resident_bytes: int
 
+    @property
+    def wants_processor(self) -> bool:
+        """It runs, or would if the machine were not so busy."""
+        return self.state == _STATE_WORDS["R"]
+
 
 _STATE_WORDS = {
     "R": "running",
@@ -161,6 +166,20 @@ def process_facts(pid: int) -> ProcessFacts | None:
         cpu_seconds=(int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"),
         resident_bytes=int(fields[21]) * os.sysconf("SC_PAGE_SIZE"),
     )
+
+
+_EXIT_CODE_FIELD = 49
+"""In ``/proc/PID/stat``, counted from the state of the process on."""
+
+
+def exit_code_unreaped(pid: int) -> int | None:
+    """How somebody else's child has ended, as long as its parent has not reaped it; None after that."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+        fields = text[text.rindex(")") + 2 :].split()
+        if fields[0] in "ZX":
+            return os.waitstatus_to_exitcode(int(fields[_EXIT_CODE_FIELD]))
+    return None
 
 
 def catches(pid: int, signum: int) -> bool:

@@ -39,6 +39,8 @@ class Purpose(Enum):
     STORE = "store"
     METRICS = "metrics"
     """The token of scrapers, which travels in clear."""
+    WATCH = "watch"
+    """Between the watchers of one job."""
     CACHE = "cache"
     """Proves that a stored certificate belongs to this key."""
 

@@ -34,6 +34,7 @@ class Entrance(StrEnum):
     NET = "lockstep net --serve"
     DOCTOR = "lockstep doctor"
     METRICS = "the port for metrics"
+    WATCH = "lockstep watch"
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ class Stack:
 
 def take_stack(pid: int, seconds: float = _SECONDS) -> Stack:
     """Run ``py-spy dump``; it reads the memory of the task without stopping it. Blocks up to ``seconds``."""
-    program = _find_py_spy()
+    program = find_py_spy()
     if program is None:
         return Stack("", "py-spy is not installed")
     command = [program, "dump", "--nonblocking", "--pid", str(pid)]
@@ -50,7 +50,8 @@ def take_stack(pid: int, seconds: float = _SECONDS) -> Stack:
     return Stack(done.stdout[:_MAX_TEXT], "")
 
 
-def _find_py_spy() -> str | None:
+def find_py_spy() -> str | None:
+    """Where the program is; None if it is not installed."""
     beside_python = Path(sysconfig.get_path("scripts")) / "py-spy"
     return str(beside_python) if beside_python.exists() else shutil.which("py-spy")
 

@@ -14,14 +14,18 @@ from lockstep.diagnose.verdict import Diagnosis, Verdict
 from lockstep.protocol.core.causes import ReportKind
 from lockstep.protocol.core.ids import JobId, TaskId, hex64
 
+EVENTS: Final = "events.jsonl"
+"""One line for each notice, verdict and stall, for each fault that a drill has planted, and for refused callers."""
+REPORT: Final = "report"
 SCHEMA: Final = 1
 NO_STEP: Final = -2
 
 
 def event_fields(
-    kind: ReportKind, task: TaskId, job: JobId, run: str, verdict: Verdict | None = None, text: str = ""
+    kind: ReportKind, task: TaskId | str, job: JobId, run: str, verdict: Verdict | None = None, text: str = ""
 ) -> dict[str, Any]:
-    """One line of events. ``run``: what the engine that started the job calls it, empty if nothing did."""
+    """One line of events. ``run``: what the engine that started the job calls it, empty if nothing did.
+    ``task``: who writes it; a watcher of somebody else's job is no task."""
     return {
         "schema": SCHEMA,
         "time": time.time(),

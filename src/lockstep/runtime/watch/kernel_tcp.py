@@ -1,4 +1,4 @@
-"""The kernel's counters of the TCP connections of this process, read over netlink without any privilege.
+"""The kernel's counters of the TCP connections of a process, read over netlink without any privilege.
 
 A transport knows what it handed to the kernel and what it received. What happens in between shows whether a link is
 slow, cut, cut in one direction only, or closed to large packets: bytes that wait to be acknowledged, segments that are
@@ -54,9 +54,12 @@ class Counted:
         )
 
 
-def count_by_host() -> dict[str, Counted]:
-    """The connections of this process, by the peer's address; empty if the kernel does not report them."""
-    mine = _own_sockets()
+def count_by_host(pid: int | None = None) -> dict[str, Counted]:
+    """The connections of this process, by the peer's address; empty if the kernel does not report them.
+
+    ``pid``: of another process of this user, in the same network namespace.
+    """
+    mine = _sockets_of("self" if pid is None else str(pid))
     found: dict[str, Counted] = {}
     try:
         for family in (socket.AF_INET, socket.AF_INET6):
@@ -67,15 +70,15 @@ def count_by_host() -> dict[str, Counted]:
     return found
 
 
-def _own_sockets() -> set[int]:
+def _sockets_of(process: str) -> set[int]:
     found: set[int] = set()
     try:
-        names = os.listdir("/proc/self/fd")
+        names = os.listdir(f"/proc/{process}/fd")
     except OSError:
         return found
     for name in names:
         try:
-            target = os.readlink(f"/proc/self/fd/{name}")
+            target = os.readlink(f"/proc/{process}/fd/{name}")
         except OSError:
             continue  # it has just been closed
         if target.startswith("socket:["):

@@ -23,16 +23,12 @@ from lockstep.runtime.startup.pages import NO_PAGES, Pages
 from lockstep.runtime.startup.run_name import run_name
 from lockstep.runtime.task.peers import PeerKeeper
 from lockstep.runtime.watch.dump import dump_bytes, file_name
-from lockstep.runtime.watch.events import event_fields, page_fields
+from lockstep.runtime.watch.events import EVENTS as EVENTS
+from lockstep.runtime.watch.events import REPORT, event_fields, page_fields
 from lockstep.runtime.watch.pager import Pager
 from lockstep.runtime.watch.run_folder import RunFolder
 from lockstep.runtime.watch.snapshot import Shown, journal_rows, snapshot_of
 from lockstep.security.refusals import REFUSALS, RefusalNotice
-
-EVENTS = "events.jsonl"
-"""One line for each notice, verdict and stall, for each fault that a drill has planted, and for refused callers."""
-
-REPORT = "report"
 
 
 class Publisher:

@@ -1,0 +1,1 @@
+"""``lockstep watch``: the diagnosis for any PyTorch job, from outside."""

@@ -1,0 +1,184 @@
+"""An ordinary training program for torchrun, DDP or FSDP2 over gloo, in which one rank can be told to misbehave.
+
+It knows nothing of Lockstep: ``lockstep watch`` has to find out by itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+
+class Numbers(Dataset[torch.Tensor]):
+    """Random rows; in the bad rank, the process that loads them stops itself where the fault says so."""
+
+    def __init__(self, stops_at: int, path: str) -> None:
+        self.stops_at = stops_at
+        self.path = path
+
+    def __len__(self) -> int:
+        return 1 << 20
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if index == self.stops_at:
+            mark(self.path)
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return torch.randn(64)
+
+
+def model_of(kind: str) -> nn.Module:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 8))
+    if kind == "ddp":
+        return nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.01)
+    from torch.distributed.fsdp import fully_shard
+
+    for layer in model:
+        if isinstance(layer, nn.Linear):
+            fully_shard(layer)
+    fully_shard(model)
+    return model
+
+
+def misbehave(fault: str, groups: list[Any]) -> None:
+    """What the bad rank does in the step of the fault."""
+    if fault == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif fault == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif fault == "sleep":
+        time.sleep(1e6)
+    elif fault == "lock":
+        lock = threading.Lock()
+        lock.acquire()
+        lock.acquire()
+    elif fault == "loop":
+        while True:
+            sum(range(100))
+    elif fault == "gil":
+        # PyDLL keeps the interpreter's lock during the call, as a wrong extension module does.
+        ctypes.PyDLL(None).sleep(1000000)
+    elif fault == "raise":
+        raise ValueError("no such label: 11")
+    elif fault == "exit":
+        sys.exit(0)
+    elif fault == "other_shape":
+        dist.all_reduce(torch.ones(5))
+    elif fault == "other_dtype":
+        dist.all_reduce(torch.ones(4, dtype=torch.float64))
+    elif fault == "opposite":
+        dist.all_reduce(torch.ones(4), group=groups[1])
+        dist.all_reduce(torch.ones(4), group=groups[0])
+
+
+def others(fault: str, groups: list[Any]) -> None:
+    """What the other ranks do in that step, where the fault needs them."""
+    if fault in ("other_shape", "other_dtype", "skip"):
+        dist.all_reduce(torch.ones(4))
+    elif fault == "opposite":
+        dist.all_reduce(torch.ones(4), group=groups[0])
+        dist.all_reduce(torch.ones(4), group=groups[1])
+
+
+def mark(path: str) -> None:
+    """Say when the fault strikes."""
+    if path:
+        with open(f"{path}.new", "w") as file:
+            file.write(str(time.time()))
+        os.replace(f"{path}.new", path)
+
+
+def keep_dumping(folder: str, rank: int) -> None:
+    """What a program has to do itself to have dumps over gloo before its time-out of half an hour."""
+    from torch._C._distributed_c10d import _dump_fr_trace
+
+    while True:
+        time.sleep(2.0)
+        data = _dump_fr_trace()
+        path = os.path.join(folder, f"rank_{rank}")
+        with open(f"{folder}.new{rank}", "wb") as file:
+            file.write(data)
+        os.replace(f"{folder}.new{rank}", path)
+
+
+def evaluate(kind: str, seconds: float) -> None:
+    """On rank 0 only: it computes, or waits on a socket."""
+    until = time.monotonic() + seconds
+    if kind == "compute":
+        while time.monotonic() < until:
+            torch.randn(200, 200) @ torch.randn(200, 200)
+    else:
+        one, _other = socket.socketpair()
+        one.settimeout(seconds)
+        try:
+            one.recv(1)
+        except TimeoutError:
+            return
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--kind", default="ddp")
+    parser.add_argument("--fault", default="")
+    parser.add_argument("--bad", type=int, default=1)
+    parser.add_argument("--at", type=int, default=30)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--pause", type=float, default=0.01)
+    parser.add_argument("--evaluate", default="")
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--times", action="store_true")
+    parser.add_argument("--dumps", default="", help="a folder for a dump of the flight recorder, every two seconds")
+    parser.add_argument("--mark", default="", help="a file that the bad rank makes when it misbehaves")
+    args = parser.parse_args()
+    rank = int(os.environ["RANK"])
+    bad = rank == args.bad
+    torch.set_num_threads(1)
+    if args.fault == "never_joins" and bad:
+        mark(args.mark)
+        time.sleep(1e6)
+    dist.init_process_group("gloo")
+    if args.dumps:
+        threading.Thread(target=keep_dumping, args=(args.dumps, rank), daemon=True).start()
+    groups = [dist.new_group([0, 1, 2]), dist.new_group([0, 1, 2])] if args.fault == "opposite" else []
+    model = model_of(args.kind)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    data = iter([])
+    if args.fault == "loader":
+        numbers = Numbers(8 * args.at if bad else -1, args.mark)
+        data = iter(DataLoader(numbers, batch_size=8, num_workers=1))
+    began = time.perf_counter()
+    for step in range(args.steps):
+        if step == args.at and args.fault:
+            mark(args.mark if bad and args.fault != "loader" else "")
+            misbehave(args.fault, groups) if bad else others(args.fault, groups)
+        if args.fault == "slow" and bad and step >= args.at:
+            time.sleep(0.3)
+        if step == args.at and rank == 0 and args.evaluate:
+            evaluate(args.evaluate, args.seconds)
+        batch = next(data) if args.fault == "loader" else torch.randn(8, 64)
+        if args.pause:
+            time.sleep(args.pause)
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        optimizer.step()
+        if step == args.at and args.times:
+            began = time.perf_counter()
+    if args.times and rank == 0:
+        sys.stdout.write(f"{(time.perf_counter() - began) / (args.steps - args.at - 1):.6f} s a step\n")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

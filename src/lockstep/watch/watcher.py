@@ -1,0 +1,181 @@
+"""Watches one job: sleeps while steps end in time, looks at all ranks when one is late, and says what it found."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final, Protocol
+
+from lockstep.diagnose.verdict import Diagnosis, Verdict
+from lockstep.flight import phrases as recorded
+from lockstep.flight.analysis import account_of
+from lockstep.flight.recording import Recording
+from lockstep.protocol.core.causes import Cause, ReportKind
+from lockstep.watch import phrases
+from lockstep.watch.judging import Look, judge
+from lockstep.watch.late_clock import LateClock, Slowdown
+from lockstep.watch.reports import Reports
+from lockstep.watch.sights import RankSight, Vitality
+from lockstep.watch.standstill import Saying, Standstill, may_end
+from lockstep.watch.straggling import straggler_in
+
+LOOK_SECONDS: Final = 0.8
+"""Between two looks at a job that stands still."""
+LOOK_LATER_SECONDS: Final = 2.0
+"""The same once it was said why, and while a job starts: a look at stacks costs a processor."""
+_STRAGGLER_SECONDS: Final = 60.0
+"""Until one is named again."""
+
+
+class Ranks(Protocol):
+    """The ranks of a job, on this host or on all."""
+
+    @property
+    def world(self) -> int: ...
+
+    def steps(self) -> Mapping[int, tuple[int, float]]: ...
+
+    def recordings(self) -> Mapping[int, Recording]: ...
+
+    def sights(self, *, all_stacks: bool) -> Mapping[int, RankSight]: ...
+
+    @property
+    def silent_hosts(self) -> tuple[str, ...]: ...
+
+
+@dataclass(slots=True)
+class _Bytes:
+    """How many bytes have moved between ranks, and since when no more."""
+
+    moved: int = -1
+    since: float = 0.0
+
+    def still(self, sights: Mapping[int, RankSight], now: float) -> float:
+        links = [counted for one in sights.values() for counted in one.links.values()]
+        moved = sum(one.acknowledged + one.received for one in links)
+        if moved != self.moved:
+            self.moved, self.since = moved, now
+        return now - self.since if links else 0.0
+
+
+class Watcher:
+    """Call ``tick`` a few times a second, and ``at_end`` once the job's command has ended."""
+
+    def __init__(self, ranks: Ranks, reports: Reports, clock: Callable[[], float] = time.time) -> None:
+        self._ranks = ranks
+        self._reports = reports
+        self._clock = clock
+        self._steps = LateClock(clock())
+        self._standstill = Standstill()
+        self._bytes = _Bytes()
+        self._looked = 0.0
+        self._records: dict[int, int] = {}
+        self._began_calls = False
+        self._stragglers: dict[int, float] = {}
+        self.ends: Verdict | None = None
+        """Why the job should end, if its user asked for that."""
+        self.reported = False
+
+    def tick(self, *, lost: bool = False) -> None:
+        """``lost``: a rank has just died, which need not be waited for."""
+        now = self._clock()
+        stood = now - self._steps.moved
+        if self._steps.note(self._ranks.steps(), now):
+            self._moves(stood)
+        if lost or self._due(now):
+            self._look(now, final=False)
+        elif (slow := self._steps.slowdown()) is not None and now - self._looked >= LOOK_SECONDS:
+            self._looked = now
+            self._look_for_straggler(slow, now)
+
+    def welcome(self) -> None:
+        """Another rank has come: the job is still starting."""
+        self._steps.alive(self._clock())
+
+    def at_end(self, failed: bool) -> None:
+        """The command has ended: say why, if nobody has and it did not end well."""
+        if failed and not self.reported:
+            self._look(self._clock(), final=True)
+
+    def _due(self, now: float) -> bool:
+        unhurried = self._standstill.spoken or not (self._began_calls or self._steps.step)
+        every = LOOK_LATER_SECONDS if unhurried else LOOK_SECONDS
+        return self._steps.late(now) and now - self._looked >= every
+
+    def _moves(self, stood: float) -> None:
+        if self._standstill.spoken:
+            self._reports.say(phrases.goes_on(self._steps.step, stood))
+        self._standstill.over()
+        self.ends = None
+
+    # -- a job that stands still --
+
+    def _look(self, now: float, *, final: bool) -> None:
+        sights = dict(self._ranks.sights(all_stacks=self._looked > self._steps.moved))
+        self._looked = self._clock()
+        recordings = {rank: one.recording for rank, one in sights.items() if one.recording is not None}
+        if self._calls_move(recordings) and not final and not any(one.life is Vitality.GONE for one in sights.values()):
+            self._steps.alive(now)
+            self._standstill.over()
+            return
+        self._add_unseen(sights)
+        waited = now - self._steps.moved
+        look = Look(
+            account=account_of(recordings),
+            sights=sights,
+            now=now,
+            waited=waited,
+            still=self._bytes.still(sights, now),
+            silent_hosts=self._ranks.silent_hosts,
+            began=self._began_calls or self._steps.step > 0,
+        )
+        diagnosis = judge(look)
+        say = self._standstill.found(diagnosis, waited, final=final)
+        if diagnosis is None or diagnosis.verdict is None:
+            return
+        if may_end(diagnosis.verdict, waited):
+            self.ends = diagnosis.verdict
+        if say is Saying.VERDICT:
+            self.reported = True
+            dumps = {rank: one.dump for rank, one in sights.items() if one.dump}
+            self._reports.verdict(ReportKind.VERDICT, diagnosis, dumps)
+        elif say is Saying.NOTICE:
+            self._reports.notice(diagnosis)
+
+    def _calls_move(self, recordings: Mapping[int, Recording]) -> bool:
+        """Whether anybody has made a call since the last look: some jobs have no steps that can be counted."""
+        newest = {rank: one.calls[-1].record for rank, one in recordings.items() if one.calls}
+        moved = any(rank in self._records and record != self._records[rank] for rank, record in newest.items())
+        self._records |= newest
+        self._began_calls = self._began_calls or any(call.over for one in recordings.values() for call in one.calls)
+        return moved
+
+    def _add_unseen(self, sights: dict[int, RankSight]) -> None:
+        life = Vitality.UNKNOWN if self._began_calls else Vitality.UNSEEN
+        for rank in range(self._ranks.world):
+            sights.setdefault(rank, RankSight(rank=rank, life=life))
+
+    # -- a job that has become slow --
+
+    def _look_for_straggler(self, slow: Slowdown, now: float) -> None:
+        since = now - max(8 * slow.recent, 2.0)
+        found = straggler_in(self._ranks.recordings(), since)
+        if found is None or now - self._stragglers.get(found.rank, 0.0) < _STRAGGLER_SECONDS:
+            return
+        self._stragglers[found.rank] = now
+        one = self._ranks.sights(all_stacks=False).get(found.rank, RankSight(rank=found.rank))
+        who = phrases.whom(found.rank, one.pid, one.host)
+        verdict = Verdict(
+            cause=Cause.STRAGGLER,
+            culprit=recorded.rank_name(found.rank),
+            host=one.host,
+            pid=one.pid,
+            step=slow.step,
+            seconds=slow.recent,
+            stuck=phrases.job_is_slow(slow.step, slow.recent, slow.usual),
+            what=phrases.straggler(who, found.lag, slow.usual, found.calls),
+            stack=tuple(recorded.stack_line(line) for line in one.stack),
+            remedy=phrases.remedy_straggler(),
+        )
+        self._reports.notice(replace(Diagnosis(), time=now, asker="lockstep watch", verdict=verdict))
