@@ -19,6 +19,9 @@ OF_THE_ROOT: Mapping[str, str] = {
 RESERVED = frozenset({"dashboard.md", "kubernetes.md", "metrics.md", "ray.md", "slurm.md", "watch.md"})
 """Pages with a place in the navigation that need not exist; any other one that is missing fails the build."""
 
+_BOX = re.compile(r"^> \[!(?P<kind>[A-Z]+)\]\n(?P<text>(?:^>.*\n)+)", re.MULTILINE)
+"""As code hosts write it."""
+_BOXES = {"CAUTION": "danger", "IMPORTANT": "info", "NOTE": "note", "TIP": "tip", "WARNING": "warning"}
 _FENCE = re.compile(r"(^ *```.*?^ *```)", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(?P<image>!?)\[(?P<text>[^\]]*)\]\((?P<target>[^)\s]+)\)")
 _MENTION = re.compile(r"(?<!\[)`(?P<path>(?:docs/)?[\w-]+\.md|[A-Z_]+\.md)`(?!\])")
@@ -47,7 +50,14 @@ def for_the_site(text: str, path: str, pages: Collection[str]) -> str:
         page = page_of(named if "/" in named or named in OF_THE_ROOT else f"docs/{named}")
         return f"[{found[0]}]({page})" if page in pages else found[0]
 
-    return _outside_fences(text, lambda part: _MENTION.sub(mention, _LINK.sub(link, part)))
+    return _outside_fences(_BOX.sub(_box, text), lambda part: _MENTION.sub(mention, _LINK.sub(link, part)))
+
+
+def _box(found: re.Match[str]) -> str:
+    """The same box as Material writes it."""
+    lines = [line.removeprefix(">").removeprefix(" ") for line in found["text"].splitlines()]
+    inside = "".join(f"    {line}\n" if line else "\n" for line in lines)
+    return f'!!! {_BOXES[found["kind"]]} ""\n\n{inside}'
 
 
 def page_of(path: str) -> str | None:

@@ -36,6 +36,7 @@ def test_every_page_has_one_place_in_the_navigation() -> None:
         ("docs/gpu.md", "see `library.md`", "see [`library.md`](library.md)"),
         ("docs/gpu.md", "see `gone.md`", "see `gone.md`"),
         ("docs/gpu.md", "[a](slurm.md)", "a"),
+        ("docs/gpu.md", "> [!CAUTION]\n> One.\n>\n> Two.\n\nMore", '!!! danger ""\n\n    One.\n\n    Two.\n\nMore'),
         ("docs/gpu.md", "```\n[a](../LICENSE)\n```", "```\n[a](../LICENSE)\n```"),
     ],
 )

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,13 +49,14 @@ def problems(node: ast.AST) -> Iterator[str]:
                 yield f"{ast.unparse(node.func)} has no {given.arg}="
 
 
-def _ours(called: ast.expr) -> object | None:
+def _ours(called: ast.expr) -> Callable[..., Any] | None:
+    found: Callable[..., Any] | None = None
     match called:
         case ast.Attribute(value=ast.Name(id="lockstep"), attr=name) if name in lockstep.__all__:
-            return getattr(lockstep, name)
+            found = getattr(lockstep, name)
         case ast.Attribute(value=ast.Name(id="job"), attr=name):
-            return getattr(Job, name, None)
-    return None
+            found = getattr(Job, name, None)
+    return found
 
 
 @pytest.mark.parametrize(
