@@ -111,9 +111,10 @@ def _of_tfjob(job: dict[str, Any]) -> list[tuple[str, PodPlan]]:
         for index in range(one["replicas"]):
             role, hostname = kind.lower(), f"{name}-{kind.lower()}-{index}"
             said = {"cluster": cluster, "task": {"type": role, "index": index}, "environment": "cloud"}
-            names = (f"{hostname}.{NAMESPACE}.svc",)
             given = {"TF_CONFIG": json.dumps(said)}
-            plan = PodPlan(hostname, names, one["template"], given, {}, False, frozenset(range(1, 128)))
+            plan = PodPlan(
+                hostname, (f"{hostname}.{NAMESPACE}.svc",), one["template"], given, {}, False, frozenset(range(1, 128))
+            )
             found.append((f"{role}-{index}", plan))
     return found
 

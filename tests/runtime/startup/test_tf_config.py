@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from lockstep.cli.flags import parse_bench, task_meant
+from lockstep.cli.flags import parse_bench, parse_doctor, task_meant
 from lockstep.errors import BadInput
 from lockstep.library.engine_cluster import as_tf_config_says
 from lockstep.library.join import JoinArguments
@@ -137,6 +137,16 @@ def test_a_refused_task_is_known_from_it() -> None:
     assert found is not None
     assert str(found.task) == "/job:ps/replica:0/task:0"
     assert task_meant(["--nonsense"], {"TF_CONFIG": "{"}) is None
+
+
+def test_the_doctor_takes_the_tasks_from_it_and_nothing_else() -> None:
+    """In a pod nobody repeats the flags of the job: they must not be compared with those of its tasks."""
+    environ = variable({"ps": PS, "worker": WORKERS}, "worker", 1)
+    bare = parse_doctor([], environ)
+    assert (str(bare.config.task), bare.describes_job) == ("/job:worker/replica:0/task:1", False)
+    assert parse_doctor(["--model=lenet"], environ).describes_job
+    outside = parse_doctor(["--ps_hosts=a:1", "--worker_hosts=b:1"], environ)
+    assert outside.config.task is None
 
 
 # -- the library --

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
 
-from lockstep.protocol.core.causes import Cause
+from lockstep.protocol.core.causes import Cause, Reason, link_down
 from lockstep.protocol.core.death import Word
 from lockstep.protocol.core.ids import Incarnation, TaskId, server, worker
 from lockstep.protocol.core.reach import Reach
 from lockstep.runtime.startup.address_finding import AddressFinding
-from lockstep.runtime.task.connection import NodeSide
+from lockstep.runtime.task.connection import Connection, NodeSide
 from lockstep.runtime.task.peers import PeerKeeper
 
 CUT, HEARS, NONE = Word.UNREACHABLE, Word.HEARS, Word.NONE
@@ -56,3 +57,29 @@ def test_the_others_decide(found: Reach, others: list[Word], tasks: int, cause: 
 
 def test_a_peer_that_accepts_and_says_nothing_is_not_gone_and_nobody_is_asked() -> None:
     assert reason_for(Reach.MUTE, [CUT, CUT], 3) == (None, 0)
+
+
+def linked_keeper(unheard: float) -> tuple[PeerKeeper, list[Reason]]:
+    """A keeper whose link to incarnation 7 is up and has been silent this long, and why that link was ended."""
+    ended: list[Reason] = []
+    node = cast(NodeSide, SimpleNamespace(task=server(0)))
+    keeper = PeerKeeper(node, worker(1), ELSEWHERE, dials=False)
+    link = SimpleNamespace(up=True, was_up=True, incarnation=7, heard_at=time.monotonic() - unheard, end=ended.append)
+    keeper._connection = cast(Connection, link)
+    return keeper, ended
+
+
+def test_the_silent_link_of_a_host_that_vanished_is_given_up() -> None:
+    """Nobody closes it: no packet comes back. Its next incarnation would be refused as a second one for ever."""
+    reason = link_down("it is gone")
+    keeper, ended = linked_keeper(unheard=60)
+    assert keeper.silent
+    keeper.give_up_silent(reason)
+    assert (ended, keeper.known_life) == ([reason], 7)
+
+
+def test_a_link_with_heartbeats_is_not_given_up() -> None:
+    keeper, ended = linked_keeper(unheard=0)
+    assert not keeper.silent
+    keeper.give_up_silent(link_down("somebody says so"))
+    assert ended == []

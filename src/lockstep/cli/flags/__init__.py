@@ -118,6 +118,7 @@ def parse_doctor(argv: Sequence[str], environ: Mapping[str, str]) -> DoctorLine:
     line = read_command_line(argv, TABLE)
     if line.mistakes:
         raise BadInput(line.mistakes)
+    told_by_flags = line.gives("job_name")
     if not line.gives("ps_hosts") and not line.gives("worker_hosts"):
         add_tf_config(line, environ)
     config = build_config(line)
@@ -135,7 +136,7 @@ def parse_doctor(argv: Sequence[str], environ: Mapping[str, str]) -> DoctorLine:
     return DoctorLine(
         config,
         tuple(dict.fromkeys(ruled_out + broken)),
-        named or bool(more),
+        told_by_flags or bool(more),
         data_dir if isinstance(data_dir, str) else None,
     )
 
