@@ -24,7 +24,7 @@ from lockstep.runtime.processes import descendants
 PACKAGES = ("slurm-wlm", "munge")
 NODES = ("127.0.0.1", "127.0.0.2")
 """Their names: addresses, because every node must find the first one by its name."""
-SECONDS = 60.0
+SECONDS = 120.0
 _PAUSE = threading.Event()
 
 _CONFIGURATION = """\
@@ -134,7 +134,7 @@ class Slurm:
         done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=SECONDS, cwd=self.folder)
         return done.stdout.strip() if done.returncode == 0 else ""
 
-    def run(self, *words: str, seconds: float = 100.0) -> Finished:
+    def run(self, *words: str, seconds: float = 400.0) -> Finished:
         """A command such as srun, to its end."""
         with self.started(*words) as program:
             return program.wait(seconds)
@@ -154,7 +154,7 @@ class Slurm:
         first = self.ask("scontrol", "show", "job", number).split("\n\n")[0]
         return dict(re.findall(r"(\w+)=(\S*)", first))
 
-    def wait_for(self, number: str, state: str, seconds: float = 100.0) -> dict[str, str]:
+    def wait_for(self, number: str, state: str, seconds: float = 400.0) -> dict[str, str]:
         """Wait until the job is in this state."""
         known: dict[str, str] = {}
 

@@ -12,7 +12,7 @@ from engines.trainings import BENCH, PROGRAM, RUN, bits, die_once, digests
 from helpers.ports import free_port
 from helpers.programs import LOCKSTEP, Finished, Program
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 LOOPBACK = ("--mca", "oob_tcp_if_include", "lo", "--mca", "btl", "self")
@@ -27,13 +27,13 @@ def open_mpi(*words: str) -> Finished:
     as_root = ("--allow-run-as-root",) if os.geteuid() == 0 else ()
     options = ("-np", "3", "--oversubscribe", "--bind-to", "none", *LOOPBACK, *as_root)
     with Program(("mpirun.openmpi", *options, *words), ONE_THREAD) as program:
-        return program.wait(100)
+        return program.wait(400)
 
 
 def mpich(*words: str) -> Finished:
     master = ("-genv", "MASTER_ADDR", "127.0.0.1", "-genv", "MASTER_PORT", str(free_port()))
     with Program(("mpirun.mpich", "-np", "3", *master, *words), ONE_THREAD) as program:
-        return program.wait(100)
+        return program.wait(400)
 
 
 def test_a_killed_program_comes_back_to_the_bits_of_one_that_mpich_started(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from helpers.programs import Finished
 from helpers.waiting import wait_until
 from lockstep.runtime.processes import descendants
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
 RUN = ("lockstep", "run", "--")
 BENCH = ("lockstep", "bench", *FLAGS, "--num_batches=300")
@@ -67,10 +67,10 @@ def test_a_killed_task_of_the_bench_comes_back_to_the_same_bits(slurm: Slurm, tr
     """Its monitor starts it again, as often as ``lockstep run`` would."""
     words = ("-N2", "-n3", *RUN, *BENCH, *WHOLE, f"--train_dir={tmp_path}")
     with slurm.started("srun", "--kill-on-bad-exit=0", *words) as program:
-        program.wait_for("10\timages/sec", 60)
+        program.wait_for("10\timages/sec", 200)
         (victim,) = processes_with("--lockstep_task", "--job_name=worker", "--task_index=1")
         os.kill(victim, signal.SIGKILL)
-        done = program.wait(100)
+        done = program.wait(400)
     assert done.code == 0, done
     assert "restarting /job:worker/replica:0/task:1 (1 of 3 restarts)" in done.stderr
     assert bits(tmp_path) == trained
@@ -109,7 +109,7 @@ class Job:
     def printed(self) -> str:
         return self._log.read_text() if self._log.exists() else ""
 
-    def wait_for(self, text: str, seconds: float = 100.0) -> None:
+    def wait_for(self, text: str, seconds: float = 300.0) -> None:
         wait_until(lambda: text in self.printed(), seconds, f"{text!r} in the log of job {self.number}")
 
     def wait_for_second_start(self) -> None:
@@ -121,7 +121,7 @@ class Job:
                 self._slurm.ask("scontrol", "update", f"JobId={self.number}", "Comment=waiting")
             return known["JobState"] != "PENDING" and known["Restarts"] == "1"
 
-        wait_until(runs, 60, "the second start")
+        wait_until(runs, 200, "the second start")
 
     def check_that_it_resumed(self, undisturbed: set[str]) -> None:
         """It went on with the version that it had saved, and ended with the same bits."""

@@ -11,7 +11,7 @@ from engines.trainings import BENCH, PROGRAM, RUN, bits, die_once, digests
 from helpers.ports import free_port
 from helpers.programs import LOCKSTEP, Finished, Program
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
 NOT_AGAIN = (*LOCKSTEP, "run", "--restarts=0", "--")
 
@@ -20,7 +20,7 @@ def torchrun(*words: str, restarts: int = 0) -> Finished:
     launcher = (sys.executable, "-m", "torch.distributed.run", "--no-python", "--nproc-per-node=3")
     options = (f"--max-restarts={restarts}", f"--master-port={free_port()}", "--monitor-interval=0.1")
     with Program((*launcher, *options, *words), {"OMP_NUM_THREADS": "1"}) as program:
-        return program.wait(150)
+        return program.wait(400)
 
 
 @pytest.fixture(scope="module")
