@@ -114,14 +114,16 @@ def test_a_frozen_task_has_its_last_values_and_the_word_that_they_are_old() -> N
 
 
 def test_between_scrapes_the_task_is_not_asked() -> None:
-    """Only at the beginning of each life, which counts from then on, and after a report."""
+    """Only at the beginning of each life, which counts from then on, after a report, and before the end."""
     asked: list[str] = []
     record = record_of(os.getpid())
     keeper = MetricsKeeper(record, "", counting(asked))
     assert [keeper.look() for _ in range(10)] == [True] + [False] * 9
     record.on_report(TaskReport(task_address="127.0.0.1:1", incarnation=5))
     assert [keeper.look(), keeper.look()] == [True, False]
-    assert len(asked) == 2
+    record.on_report(TaskReport(task_address="127.0.0.1:1", incarnation=5, phase="finishing"))
+    assert [keeper.look(), keeper.look()] == [True, False]
+    assert len(asked) == 3
 
 
 @pytest.mark.parametrize("answer", [b"", b"[]", b"{}", b'{"step": "x"}', b'{"links": [1]}', b"[" * 1000])

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from lockstep.foreign import read_json
+from lockstep.protocol.core.activity import TaskPhase
 from lockstep.protocol.core.ids import TaskId, hex64
 from lockstep.protocol.core.timing import ASK_SECONDS
 from lockstep.runtime.monitor.exposition import MetricPage
@@ -64,7 +65,7 @@ class MetricsKeeper:
         self._at = 0.0
         self._now = False
         self._lives: dict[str, LifeSpan] = {}
-        self._printed = 0
+        self._news = (0, False)
         self._counting = -1
         """The incarnation that has been asked, and counts since then."""
 
@@ -77,13 +78,14 @@ class MetricsKeeper:
             return self._page(self._told()).text()
 
     def look(self) -> bool:
-        """Called often. Ask without being asked where nobody could ask later: a job that ends with a report is gone
-        before the next scrape. Once at the beginning of each life too: it counts from then on. Returns whether it
-        asked."""
+        """Called often. Ask without being asked where nobody could ask later: after a report, and when all steps are
+        made, the task is gone before the next scrape. Once at the beginning of each life too: it counts from then on.
+        Returns whether it asked."""
         report = self._record.report
-        due = report.printed != self._printed or (bool(report.task_address) and report.incarnation != self._counting)
+        news = (report.printed, report.phase == TaskPhase.FINISHING.value)
+        due = news != self._news or (bool(report.task_address) and report.incarnation != self._counting)
         if due:
-            self._printed = report.printed
+            self._news = news
             with self._lock:
                 self._ask_task()
         return due

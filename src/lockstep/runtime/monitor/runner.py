@@ -50,7 +50,7 @@ class RunSpec:
     command: tuple[str, ...]
     restarts: int
     metrics: MetricsOptions = NO_METRICS
-    """What the program asks for in ``lockstep.join`` comes first."""
+    """What the program gives to ``lockstep.join`` comes first."""
     linger_seconds: float = LINGER_SECONDS
 
 
@@ -265,8 +265,9 @@ class _Runner(Lives):
         except ListenError as error:
             raise BadInput(why_not_listening(TaskId.parse(given.task), given.port, error)) from None
         self._open.callback(service.close)
-        asked = MetricsOptions(given.metrics_port, given.metrics_file) or self._spec.metrics
-        self._open.enter_context(exporting(asked, self._record, given.cluster))
+        here = self._spec.metrics
+        metrics = MetricsOptions(given.metrics_port or here.port, given.metrics_file or here.file)
+        self._open.enter_context(exporting(metrics, self._record, given.cluster))
         if self._reserved is not None:
             self._reserved.close()  # it listens there now
         running = listed(given.task, service.address, dict(given.cluster), os.getpid())
