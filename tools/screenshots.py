@@ -29,7 +29,7 @@ from tools.browser import Tab, browser
 IMAGES: Final = Path(__file__).parents[1] / "docs" / "images"
 LOCKSTEP: Final = (sys.executable, "-m", "lockstep")
 WIDTH: Final = 1280
-COLOURS: Final = 128
+COLOURS: Final = 256
 """Of a picture: a page has few, and the file becomes a quarter of its size."""
 TITLE: Final = "document.getElementById('verdict-title').textContent"
 STEP: Final = "Number(document.querySelector('.number .value').textContent)"
@@ -86,7 +86,7 @@ def _of_a_thousand_tasks(new_tab: Callable[[], Tab]) -> None:
     with _running([*LOCKSTEP, "dashboard", "--simulate=1000", f"--fault={fault}"]) as shown:
         tab = new_tab()
         _open(tab, _found(shown, r"Open (http\S+)"))
-        tab.wait_for(f"{TITLE}.startsWith('Worker 619')", WAIT)
+        tab.wait_for(f"{TITLE}.startsWith('Worker 619:')", WAIT)
         _shoot(tab, "dashboard-1000")
 
 
