@@ -21,6 +21,7 @@ from PIL import Image
 
 from lockstep.diagnose.asking import cluster_at
 from lockstep.diagnose.collect import collect
+from lockstep.protocol.core.ids import worker
 from lockstep.security.chosen import settle
 from lockstep.terminal import say
 from tools.browser import Tab, browser
@@ -28,7 +29,7 @@ from tools.browser import Tab, browser
 IMAGES: Final = Path(__file__).parents[1] / "docs" / "images"
 LOCKSTEP: Final = (sys.executable, "-m", "lockstep")
 WIDTH: Final = 1280
-COLOURS: Final = 128
+COLOURS: Final = 256
 """Of a picture: a page has few, and the file becomes a quarter of its size."""
 TITLE: Final = "document.getElementById('verdict-title').textContent"
 STEP: Final = "Number(document.querySelector('.number .value').textContent)"
@@ -60,19 +61,22 @@ def _of_a_real_job(new_tab: Callable[[], Tab]) -> None:
             tab.wait_for("document.querySelectorAll('#loss-chart .curve').length && new Promise("
                          "(done) => setTimeout(() => done(true), 15000))", WAIT)  # fmt: skip
             _shoot(tab, "dashboard-healthy")
-            cluster = cluster_at(address)
-            (stopped,) = [
-                seen for task, seen in collect(cluster, 2.0).items() if task.endswith("worker/replica:0/task:1")
-            ]
-            assert stopped.view is not None
-            os.kill(stopped.view.pid, signal.SIGSTOP)
-            tab.wait_for(f"{TITLE} == 'Worker 1: frozen' && document.querySelector('[data-name=stack]')", WAIT)
+            os.kill(_process_of(str(worker(1)), address), signal.SIGSTOP)
+            tab.wait_for(f"{TITLE} == 'Worker 1: frozen' && !!document.querySelector('[data-name=stack]')", WAIT)
             _shoot(tab, "dashboard")
             tab.prefer("dark")
             _shoot(tab, "dashboard-dark")
             tab.prefer("light")
             tab.resize(390, 844, 2, phone=True)
             _shoot(tab, "dashboard-phone", 1500)
+
+
+def _process_of(task: str, address: str) -> int:
+    """Asked until it answers: the machine is busy with all of this."""
+    while True:
+        seen = collect(cluster_at(address), 5.0).get(task)
+        if seen is not None and seen.view is not None:
+            return seen.view.pid
 
 
 def _of_a_thousand_tasks(new_tab: Callable[[], Tab]) -> None:
@@ -82,7 +86,7 @@ def _of_a_thousand_tasks(new_tab: Callable[[], Tab]) -> None:
     with _running([*LOCKSTEP, "dashboard", "--simulate=1000", f"--fault={fault}"]) as shown:
         tab = new_tab()
         _open(tab, _found(shown, r"Open (http\S+)"))
-        tab.wait_for(f"{TITLE}.startsWith('Worker 619')", WAIT)
+        tab.wait_for(f"{TITLE}.startsWith('Worker 619:')", WAIT)
         _shoot(tab, "dashboard-1000")
 
 

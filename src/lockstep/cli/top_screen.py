@@ -102,9 +102,9 @@ def _table(rows: list[dict[str, Any]]) -> Table:
     table.add_column(no_wrap=True, min_width=_BAR)
     for row in rows:
         sign, style = ("!", "bold red") if row["culprit"] else SIGNS[row["light"]]
-        wait = row.get("wait")
-        waits = wait is not None and row["light"] != "computing"
-        doing = f"waits for {wait['on']}, {wait['seconds']:.1f} s" if waits else row["doing"]
+        doing, wait = row["doing"], row.get("wait")
+        if wait is not None and row["light"] != "computing":
+            doing = f"waits for {wait['on']}, {wait['seconds']:.1f} s"
         step = f"step {row['step']}" if row["step"] >= 0 else ""
         table.add_row(
             Text(sign, style=style), Text(row["short"]), Text(row["host"], style="dim"), Text(step), Text(doing),

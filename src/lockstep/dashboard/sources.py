@@ -54,6 +54,11 @@ class LiveCluster:
     def look(self) -> Look:
         now = time.monotonic()
         found = collect(self._cluster, WHY_ASK_SECONDS, together=True)
+        # A monitor on a busy host may not have told of the others at first.
+        for seen in found.values():
+            for known in (seen.monitor, seen.view):
+                for task, address in known.cluster.items() if known is not None else ():
+                    self._cluster.setdefault(task, address)
         diagnosis = self._with_stack(analysed(found, self._asker), found)
         return Look(found, diagnosis, now, time.time())
 

@@ -58,10 +58,11 @@ _OPEN_PART = {
 
 
 def task_rows(found: Mapping[str, Seen], culprits: frozenset[str]) -> list[dict[str, Any]]:
-    """All tasks, servers first."""
+    """All tasks, servers first; of many, the culprits before those, where they are seen at once."""
     spans = max(3, min(SPANS, ALL_SPANS // max(1, len(found))))
     named = len(found) <= NAMED_SPANS
-    return [_row(found[name], name in culprits, spans, named=named) for name in sorted(found, key=place)]
+    order = sorted(found, key=lambda name: (named or name not in culprits, place(name)))
+    return [_row(found[name], name in culprits, spans, named=named) for name in order]
 
 
 def _row(seen: Seen, culprit: bool, spans: int, *, named: bool) -> dict[str, Any]:

@@ -6,6 +6,7 @@ const WORDS = {
   healthy: "healthy", starting: "starting", partial: "not all tasks answer", warning: "slow, and going on",
   notice: "stuck, not yet known why", stuck: "stuck", ended: "the job has ended", gone: "nobody answers any more",
 };
+const FRAMES = 9;
 let shown = "";
 
 export function showVerdict(frame) {
@@ -77,13 +78,16 @@ function command(text) {
 
 function seen(verdict) {
   const found = [];
-  if (verdict.evidence.length) found.push(fold("evidence", "What each side saw", make("ul", {}, ...verdict.evidence.map((line) => make("li", {}, line)))));
-  if (verdict.stack.length) found.push(fold("stack", `Where ${verdict.culprit} is`, make("pre", {}, verdict.stack.join("\n"))));
+  const pair = make("div", { class: "pair" });
+  if (verdict.evidence.length) pair.append(fold("evidence", "What each side saw", make("ul", {}, ...verdict.evidence.map((line) => make("li", {}, line)))));
+  if (verdict.stack.length) pair.append(fold("stack", `Where ${verdict.culprit} is`, make("pre", {}, verdict.stack.slice(0, FRAMES).join("\n"))));
+  if (pair.children.length) found.push(pair);
+  if (verdict.stack.length > FRAMES) found.push(fold("callers", "The rest of its stack", make("pre", {}, verdict.stack.slice(FRAMES).join("\n"))));
   return found;
 }
 
 function fold(name, words, content) {
-  const open = name !== "log";
+  const open = name === "evidence" || name === "stack";
   return make("details", { "data-name": name, open }, make("summary", {}, words), content);
 }
 
