@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from lockstep.diagnose.analyse import analyse, judge
-from lockstep.diagnose.evidence import Evidence, Seen, find_chains
+from lockstep.diagnose.evidence import Ended, Evidence, Seen, find_chains
 from lockstep.diagnose.text import render
 from lockstep.diagnose.verdict import Verdict
 from lockstep.diagnose.views import TaskView, WaitView
-from lockstep.protocol.core.causes import Cause
+from lockstep.protocol.core.causes import Cause, Reason
 from lockstep.protocol.core.faults import DropMessage, DropTensor, FaultPlace, SlowStore, Stick
 from lockstep.protocol.core.ids import worker
 from lockstep.protocol.core.plan import BUFFERS
@@ -128,3 +128,12 @@ def test_a_bucket_without_a_parameter_is_named_only_if_nothing_else_is_missing()
     assert means_missing((1, BUFFERS), (0, "conv1.weight")).names == ("conv1.weight",)
     only = means_missing((1, BUFFERS))
     assert only.stuck.endswith("the mean of bucket 1 (the chief's buffers) from worker 1")
+
+
+def test_what_ended_a_job_is_not_explained_by_a_bucket_without_a_parameter() -> None:
+    wait = WaitView(W1, WaitKind.PARAMETER, "key", "", STEP, 2.0, "", 1, (BUFFERS,))
+    tasks = {W0: Seen(task=W0, view=TaskView(task=W0, waits=(wait,))), W1: Seen(task=W1)}
+    end = Ended(W1, STEP, Reason(Cause.OUT_OF_STEP, "stopped early"))
+    verdict = verdict_of(Evidence(tasks=tasks, asker=W0, end=end))
+    assert (verdict.cause, verdict.culprit, verdict.peer) == (Cause.OUT_OF_STEP, W1, W0)
+    assert (verdict.key, verdict.names) == ("", ())

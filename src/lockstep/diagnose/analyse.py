@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from lockstep.diagnose import input_rules, phrases, task_rules, tensor_rules, work_rules
 from lockstep.diagnose.case import Proof, WaitCase
-from lockstep.diagnose.evidence import ChainEnd, Chains, Evidence, Waiting, find_chains, is_waited_for
+from lockstep.diagnose.evidence import ChainEnd, Chains, Evidence, Waiting, find_chains, has_no_parameter, is_waited_for
 from lockstep.diagnose.summary import health_summary, refused_callers, task_lines, timeline
 from lockstep.diagnose.verdict import Diagnosis, Edge, Verdict
 from lockstep.diagnose.views import TaskView
@@ -250,7 +250,9 @@ def _ended(evidence: Evidence, chains: Chains, known: Diagnosis, rules: Sequence
     end = evidence.end
     assert end is not None
     cause = end.reason.cause
-    about = [e for e in chains.endings.values() if end.culprit in (e.waiting.on, e.waiting.waiter)]
+    # A bucket without a parameter is in no program: that one lacks it too follows from the end, and explains nothing.
+    named = [e for e in chains.endings.values() if not has_no_parameter(e.waiting.wait)]
+    about = [e for e in named if end.culprit in (e.waiting.on, e.waiting.waiter)]
     seen = evidence.tasks.get(end.culprit)
     peer = evidence.asker if evidence.asker in evidence.tasks and evidence.asker != end.culprit else ""
     verdict = Verdict(cause=cause, culprit=end.culprit, peer=peer, step=end.step, remedy=phrases.remedy(cause))

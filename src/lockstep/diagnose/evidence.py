@@ -112,7 +112,7 @@ def waits_of(view: TaskView) -> Iterator[Waiting]:
     parameter."""
     idle = (*AT_THE_WAIT, Doing.FINISHING, Doing.NOTHING)
     training = view.main is not None and view.main.doing not in idle
-    for wait in sorted(view.waits, key=_has_no_parameter):
+    for wait in sorted(view.waits, key=has_no_parameter):
         waiting = Waiting(view.task, wait)
         if waiting.kind is WaitKind.CALLER:
             continue  # those who wait in that call say so themselves
@@ -121,7 +121,8 @@ def waits_of(view: TaskView) -> Iterator[Waiting]:
         yield waiting
 
 
-def _has_no_parameter(wait: WaitView) -> bool:
+def has_no_parameter(wait: WaitView) -> bool:
+    """Whether the tensor that is missing holds nothing that a person knows by name."""
     return bool(wait.names) and NO_PARAMETERS.issuperset(wait.names)
 
 

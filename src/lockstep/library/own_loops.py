@@ -153,18 +153,8 @@ def count_batches() -> None:
     given.__next__ = give
 
 
-class OwnLoops:
-    """The loops of one worker's program."""
-
-    def __init__(self, ident: Callable[[], int]) -> None:
-        """``ident``: of the thread that trains."""
-        self._ident = ident
-        count_batches()
-
-    def counts(self) -> tuple[LoopCount, ...]:
-        """Where it is now; the thread is in a call that makes a step."""
-        ident = self._ident()
-        here = threading.get_ident() == ident
-        frame = sys._getframe(1) if here else sys._current_frames().get(ident)
-        taken = _taken.get(ident)
-        return (*loops_around(frame), *([] if taken is None else [taken]))
+def own_loops(thread: int) -> tuple[LoopCount, ...]:
+    """Where the program is in all of its loops; ``thread`` is in the call that makes a step."""
+    frame = sys._getframe(1) if threading.get_ident() == thread else sys._current_frames().get(thread)
+    taken = _taken.get(thread)
+    return (*loops_around(frame), *([] if taken is None else [taken]))

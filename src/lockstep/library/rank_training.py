@@ -6,6 +6,7 @@ drift apart, and count.
 
 from __future__ import annotations
 
+import threading
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from lockstep.library.clipping import norm_clip, parameters_of, value_clip
 from lockstep.library.errors import UsageError
 from lockstep.library.finite_parameters import FiniteParameters
-from lockstep.library.own_loops import OwnLoops
+from lockstep.library.own_loops import count_batches, own_loops
 from lockstep.library.parameters import (
     OwnOptimizer,
     averaged_parameters,
@@ -71,7 +72,8 @@ class RankTraining:
         """A wrapped optimizer has made a step."""
         self._announced = False
         self._closed = False
-        self._own_loops = OwnLoops(lambda: node.main.ident)
+        self._thread = 0
+        """The program's own, in which it wrapped its model; a GPU's backward ends in another."""
         self._loop_watch = LoopWatch()
         self._loop_names: dict[int, str] = {}
         """By the numbers under which they travel."""
@@ -141,6 +143,8 @@ class RankTraining:
         self._parts.course.begin(state, self._optimizers, self.replica.step)
         self._handles = [handle for one in self._optimizers for handle in self._hook(one)]
         self._copies = CopyAnswers(self._models)
+        self._thread = threading.get_ident()
+        count_batches()
         self._handles += [
             part.register_load_state_dict_post_hook(OwnHook(self._loaded)) for m in self._models for part in m.modules()
         ]
@@ -194,7 +198,7 @@ class RankTraining:
 
     def _loop_numbers(self) -> list[LoopNumbers]:
         """Where the program is in loops of its own; ``job.steps()`` has a number that must be equal."""
-        counts = () if self._parts.course.in_steps else self._own_loops.counts()
+        counts = () if self._parts.course.in_steps else own_loops(self._thread)
         numbers = [(zlib.crc32(one.name.encode()), one.iteration) for one in counts]
         self._loop_names |= {number: one.name for (number, _), one in zip(numbers, counts, strict=True)}
         return numbers

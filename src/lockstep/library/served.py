@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -29,7 +30,7 @@ from lockstep.library.misuse import MisuseWatch
 from lockstep.library.optimizer_proxy import unwrap_optimizer, wrap_optimizer
 from lockstep.library.optimizer_state import RemoteState
 from lockstep.library.optimizers import KnownOptimizer, known_optimizer
-from lockstep.library.own_loops import OwnLoops
+from lockstep.library.own_loops import count_batches, own_loops
 from lockstep.library.parameters import trained_parameters, untrained_digests
 from lockstep.library.program_state import ProgramState
 from lockstep.library.training_way import JobParts, NormClip
@@ -81,7 +82,6 @@ class ServedTraining:
         """Backward passes that added to the gradients of others."""
         self._announced = False
         self._closed = False
-        self._own_loops = OwnLoops(lambda: node.main.ident)
 
     @property
     def step(self) -> Step:
@@ -136,6 +136,7 @@ class ServedTraining:
         self._misuse = MisuseWatch(self._models, self.replica)
         self._finite = FiniteParameters(self._node, self._parts, [(one.name, one.parameter) for one in trained])
         self.replica.on_second_backward = self._on_second_backward
+        count_batches()
         self._copies = CopyAnswers(self._models, [one.parameter for one in trained])
         self._hook_state()
         self._node.phase(TaskPhase.TRAINING)
@@ -253,7 +254,7 @@ class ServedTraining:
             void_not_finite=void_not_finite,
             occasion=occasion,
             clip=clip,
-            loops=() if self._course.in_steps else self._own_loops.counts(),
+            loops=() if self._course.in_steps else own_loops(threading.get_ident()),
         )
         self._course.after_step(replica.step)
         self._misuse.sealed(known)

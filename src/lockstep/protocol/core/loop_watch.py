@@ -39,14 +39,15 @@ class _Count:
     """One worker's counts in one loop."""
 
     first: int
-    last: int
+    last: int = -1
+    """None yet: below all."""
     growth: int = 0
     """In the newest step; below 0: the loop has begun anew."""
     counts: bool = True
     """So far it has only counted up, and begun anew where it began before."""
 
     def add(self, now: int) -> None:
-        self.growth, self.last = now - self.last, now
+        self.growth, self.last = 0 if self.last < 0 else now - self.last, now
         self.counts = self.counts and (self.growth >= 0 or now == self.first)
 
 
@@ -105,7 +106,7 @@ class LoopWatch:
         found = None
         for name in (name for name in here if name in chief):
             both = (here[name], chief[name])
-            pair = self._pairs.setdefault((task, name), _Pair(*(_Count(one, one) for one in both)))
+            pair = self._pairs.setdefault((task, name), _Pair(_Count(both[0]), _Count(both[1])))
             if pair.add(*both) and found is None:
                 ahead = both[0] > both[1]
                 tasks = (task, CHIEF) if ahead else (CHIEF, task)
