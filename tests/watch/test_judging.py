@@ -91,6 +91,18 @@ def test_why_a_rank_has_not_entered_is_its_own_evidence(more: dict[str, object],
     assert (one.cause, one.culprit, one.pid, one.host, one.step) == (expected, "rank 1", 101, "node", 4)
 
 
+def test_a_loader_that_is_slow_is_not_one_that_is_idle() -> None:
+    found = stuck_at_5()
+    waits = sight(1, found[1], work=Work.INPUT, stack=(LOADER,), helpers=(Helper(7, False, False, 0.0),))
+    seen = {rank: sight(rank, found[rank]) for rank in (0, 2)} | {1: waits}
+    causes = []
+    for starving in ({}, {1: 3.0}, {1: 6.0}):
+        diagnosis = judge(Look(account=account_of(found), sights=seen, now=NOW, waited=60.0, starving=starving))
+        assert diagnosis is not None
+        causes.append(cause(diagnosis.verdict))
+    assert causes == [(one, "rank 1") for one in (Cause.USER_CODE, Cause.USER_CODE, Cause.INPUT_STARVED)]
+
+
 def test_a_stack_that_could_not_be_taken_is_tried_again_and_then_done_without() -> None:
     found = stuck_at_5()
     assert verdict(found, 3.0) is None
@@ -147,6 +159,13 @@ def test_calls_that_differ_and_rings_come_from_the_recordings() -> None:
     first, second = [Planned("a"), Planned("b")], [Planned("b"), Planned("a")]
     ring = PaperJob(groups, {0: first, 1: second, 2: first}).run().recordings()
     assert cause(verdict(ring)) == (Cause.DEADLOCK, "ranks 0 and 1")
+
+
+def test_gloo_has_aborted_the_rank_that_received_more_than_it_expected() -> None:
+    """Of the two that are left, the one with the larger tensor is the odd one."""
+    found = recordings([*steps(5)], [*steps(4), Planned("0", elements=4680)], [*steps(5)])
+    aborted = sight(0, None, life=Vitality.GONE, exit_code=-signal.SIGABRT, ended=NOW)
+    assert cause(verdict({1: found[1], 2: found[2]}, aborted=aborted)) == (Cause.OTHER_CALL, "rank 1")
 
 
 def test_ranks_that_never_came() -> None:
