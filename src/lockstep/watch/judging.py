@@ -106,7 +106,8 @@ def _with_the_aborted(look: Look) -> Look:
     """Gloo aborts a rank that receives more than it expects. Its own call is lost with it; but where two others differ
     in size, it agreed with the smaller one."""
     difference = look.account.difference
-    aborted = [one for one in look.of(Vitality.GONE) if one.exit_code == -signal.SIGABRT and one.recording is None]
+    ways = (None, -signal.SIGABRT)
+    aborted = [one for one in look.of(Vitality.GONE) if one.exit_code in ways and one.recording is None]
     if difference is None or not aborted or len(difference.sides) != 2:
         return look
     first, second = difference.sides
