@@ -238,9 +238,9 @@ class _Rank:
             os.unlink(self.path + ".sock")
 
     def _dump(self) -> None:
-        from torch._C._distributed_c10d import _dump_fr_trace_json
+        from torch._C import _distributed_c10d as c10d
 
-        data = _dump_fr_trace_json()
+        data = c10d._dump_fr_trace_json()  # type: ignore[attr-defined]  # the stubs of torch do not have it
         beside = self.path + ".part"
         with open(beside, "wb") as file:
             file.write(data if isinstance(data, bytes) else data.encode())
