@@ -107,7 +107,7 @@ def keep_dumping(folder: str, rank: int) -> None:
 
     while True:
         time.sleep(2.0)
-        data = c10d._dump_fr_trace()
+        data = c10d._dump_fr_trace()  # type: ignore[attr-defined]  # the stubs of torch do not have it
         path = os.path.join(folder, f"rank_{rank}")
         with open(f"{folder}.new{rank}", "wb") as file:
             file.write(data)
