@@ -209,8 +209,6 @@ def test_the_parameters_of_the_missing_bucket_are_named() -> None:
     found = stuck_at_5()
     elements = found[0].calls[-1].inputs.elements
     facts = RankFacts(buckets=(NamedBucket(elements, ("fc.weight", "fc.bias")), NamedBucket(7, ("other",))))
-    one = verdict(
-        found, waits=sight(0, found[0], facts=facts), bad=sight(1, found[1], stack=(LINE,), work=Work.PROGRAM)
-    )
+    one = verdict(found, sight(0, found[0], facts=facts), sight(1, found[1], stack=(LINE,), work=Work.PROGRAM))
     assert one is not None
     assert one.names == ("fc.weight", "fc.bias")
