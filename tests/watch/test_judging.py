@@ -48,10 +48,10 @@ def sight(rank: int, recording: Recording | None, **more: object) -> RankSight:
 
 
 def verdict(
-    found: Mapping[int, Recording], waited: float = 3.0, *, began: bool = True, **sights: RankSight
+    found: Mapping[int, Recording], *sights: RankSight, waited: float = 3.0, began: bool = True
 ) -> Verdict | None:
     seen = {rank: sight(rank, found.get(rank)) for rank in range(3)}
-    seen |= {one.rank: one for one in sights.values()}
+    seen |= {one.rank: one for one in sights}
     kept = {rank: one.recording for rank, one in seen.items() if one.recording is not None}
     diagnosis = judge(Look(account=account_of(kept), sights=seen, now=NOW, waited=waited, began=began))
     return None if diagnosis is None else diagnosis.verdict
@@ -63,8 +63,8 @@ def cause(found: Verdict | None) -> tuple[Cause, str] | None:
 
 def test_a_job_that_moves_has_no_verdict() -> None:
     healthy = recordings([*steps(5)], [*steps(5)], [*steps(5)])
-    seen = {f"_{rank}": sight(rank, healthy[rank], work=Work.COLLECTIVE) for rank in range(3)}
-    assert verdict(healthy, **seen) is None
+    seen = [sight(rank, healthy[rank], work=Work.COLLECTIVE) for rank in range(3)]
+    assert verdict(healthy, *seen) is None
 
 
 @pytest.mark.parametrize(
@@ -86,22 +86,35 @@ def test_a_job_that_moves_has_no_verdict() -> None:
 )
 def test_why_a_rank_has_not_entered_is_its_own_evidence(more: dict[str, object], expected: Cause) -> None:
     found = stuck_at_5()
-    one = verdict(found, bad=sight(1, found[1], **more))
+    one = verdict(found, sight(1, found[1], **more))
     assert one is not None
     assert (one.cause, one.culprit, one.pid, one.host, one.step) == (expected, "rank 1", 101, "node", 4)
 
 
+def test_a_loader_that_is_slow_is_not_one_that_is_idle() -> None:
+    found = stuck_at_5()
+    waits = sight(1, found[1], work=Work.INPUT, stack=(LOADER,), helpers=(Helper(7, False, False, 0.0),))
+    seen = {rank: sight(rank, found[rank]) for rank in (0, 2)} | {1: waits}
+    causes = []
+    starved: list[dict[int, float]] = [{}, {1: 3.0}, {1: 6.0}]
+    for starving in starved:
+        diagnosis = judge(Look(account=account_of(found), sights=seen, now=NOW, waited=60.0, starving=starving))
+        assert diagnosis is not None
+        causes.append(cause(diagnosis.verdict))
+    assert causes == [(one, "rank 1") for one in (Cause.USER_CODE, Cause.USER_CODE, Cause.INPUT_STARVED)]
+
+
 def test_a_stack_that_could_not_be_taken_is_tried_again_and_then_done_without() -> None:
     found = stuck_at_5()
-    assert verdict(found, 3.0) is None
-    assert cause(verdict(found, 30.0)) == (Cause.USER_CODE, "rank 1")
+    assert verdict(found) is None
+    assert cause(verdict(found, waited=30.0)) == (Cause.USER_CODE, "rank 1")
 
 
 def test_a_rank_that_left_cleanly_is_to_blame_and_not_those_who_fail_because_of_it() -> None:
     found = stuck_at_5()
     left = sight(1, found[1], life=Vitality.GONE, exit_code=0, ended=NOW)
     failed = sight(0, found[0], life=Vitality.GONE, exit_code=1, ended=NOW - 1, facts=RankFacts(error="closed by peer"))
-    assert cause(verdict(found, left=left, failed=failed)) == (Cause.OUT_OF_STEP, "rank 1")
+    assert cause(verdict(found, left, failed)) == (Cause.OUT_OF_STEP, "rank 1")
 
 
 def test_the_same_when_gloo_has_already_ended_the_call_of_the_others() -> None:
@@ -111,33 +124,33 @@ def test_the_same_when_gloo_has_already_ended_the_call_of_the_others() -> None:
     behind = replace(found[1], calls=found[1].calls[:-1])
     left = sight(1, behind, life=Vitality.GONE, exit_code=0, ended=NOW, facts=groups)
     failed = sight(0, found[0], life=Vitality.GONE, exit_code=1, ended=NOW, facts=replace(groups, error="closed"))
-    assert cause(verdict(found, left=left, failed=failed)) == (Cause.OUT_OF_STEP, "rank 1")
+    assert cause(verdict(found, left, failed)) == (Cause.OUT_OF_STEP, "rank 1")
     even = sight(1, found[1], life=Vitality.GONE, exit_code=0, ended=NOW, facts=groups)
-    assert cause(verdict(found, left=even, failed=failed)) == (Cause.FAILED, "rank 0")
+    assert cause(verdict(found, even, failed)) == (Cause.FAILED, "rank 0")
 
 
 def test_a_rank_that_leaves_when_all_is_done_is_no_fault() -> None:
     healthy = recordings([*steps(5)], [*steps(5)], [*steps(5)])
     left = sight(1, healthy[1], life=Vitality.GONE, exit_code=0, ended=NOW)
-    saves = {f"_{rank}": sight(rank, healthy[rank], work=Work.COLLECTIVE) for rank in (0, 2)}
-    assert verdict(healthy, left=left, **saves) is None
+    saves = [sight(rank, healthy[rank], work=Work.COLLECTIVE) for rank in (0, 2)]
+    assert verdict(healthy, left, *saves) is None
 
 
 def test_of_several_that_are_gone_the_killed_one_is_to_blame() -> None:
     found = stuck_at_5()
-    gone = {"life": Vitality.GONE, "ended": NOW}
+    gone: dict[str, object] = {"life": Vitality.GONE, "ended": NOW}
     killed = sight(1, None, exit_code=-9, **gone)
     failed = sight(0, found[0], exit_code=1, facts=RankFacts(error="closed by peer", raised=NOW - 1), **gone)
     ended = sight(2, found[2], exit_code=-15, **gone)
-    assert cause(verdict(found, killed=killed, failed=failed, ended=ended)) == (Cause.DEAD, "rank 1")
+    assert cause(verdict(found, killed, failed, ended)) == (Cause.DEAD, "rank 1")
 
 
 def test_how_a_rank_left_that_its_launcher_has_reaped_already() -> None:
     found = stuck_at_5()
-    gone = {"life": Vitality.GONE, "ended": NOW}
+    gone: dict[str, object] = {"life": Vitality.GONE, "ended": NOW}
     left = sight(1, found[1], status=RankStatus(step=4, leaving=injected.EXITING), **gone)
-    assert cause(verdict(found, left=left)) == (Cause.OUT_OF_STEP, "rank 1")
-    assert cause(verdict(found, lost=sight(1, found[1], **gone))) == (Cause.DEAD, "rank 1")
+    assert cause(verdict(found, left)) == (Cause.OUT_OF_STEP, "rank 1")
+    assert cause(verdict(found, sight(1, found[1], **gone))) == (Cause.DEAD, "rank 1")
 
 
 def test_calls_that_differ_and_rings_come_from_the_recordings() -> None:
@@ -149,13 +162,20 @@ def test_calls_that_differ_and_rings_come_from_the_recordings() -> None:
     assert cause(verdict(ring)) == (Cause.DEADLOCK, "ranks 0 and 1")
 
 
+def test_gloo_has_aborted_the_rank_that_received_more_than_it_expected() -> None:
+    """Of the two that are left, the one with the larger tensor is the odd one."""
+    found = recordings([*steps(5)], [*steps(4), Planned("0", elements=4680)], [*steps(5)])
+    aborted = sight(0, None, life=Vitality.GONE, exit_code=-signal.SIGABRT, ended=NOW)
+    assert cause(verdict({1: found[1], 2: found[2]}, aborted)) == (Cause.OTHER_CALL, "rank 1")
+
+
 def test_ranks_that_never_came() -> None:
-    waiting = {f"_{rank}": sight(rank, None, work=Work.JOINING, stack=(LINE,)) for rank in (0, 2)}
-    found = verdict({}, **waiting, bad=RankSight(rank=1, life=Vitality.UNSEEN))
+    waiting = [sight(rank, None, work=Work.JOINING, stack=(LINE,)) for rank in (0, 2)]
+    found = verdict({}, *waiting, RankSight(rank=1, life=Vitality.UNSEEN))
     assert cause(found) == (Cause.NEVER_STARTED, "rank 1")
     late = sight(1, None, work=Work.PROGRAM, stack=(LINE,))
-    assert verdict({}, began=False, **waiting, late=late) is None, "it may still import its libraries"
-    assert cause(verdict({}, 20.0, began=False, **waiting, late=late)) == (Cause.USER_CODE, "rank 1")
+    assert verdict({}, *waiting, late, began=False) is None, "it may still import its libraries"
+    assert cause(verdict({}, *waiting, late, waited=20.0, began=False)) == (Cause.USER_CODE, "rank 1")
 
 
 def in_it(still: float, counted: Counted) -> Verdict | None:
@@ -189,8 +209,6 @@ def test_the_parameters_of_the_missing_bucket_are_named() -> None:
     found = stuck_at_5()
     elements = found[0].calls[-1].inputs.elements
     facts = RankFacts(buckets=(NamedBucket(elements, ("fc.weight", "fc.bias")), NamedBucket(7, ("other",))))
-    one = verdict(
-        found, waits=sight(0, found[0], facts=facts), bad=sight(1, found[1], stack=(LINE,), work=Work.PROGRAM)
-    )
+    one = verdict(found, sight(0, found[0], facts=facts), sight(1, found[1], stack=(LINE,), work=Work.PROGRAM))
     assert one is not None
     assert one.names == ("fc.weight", "fc.bias")

@@ -8,6 +8,7 @@ import os
 import select
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from lockstep.runtime.processes import exit_code_unreaped
@@ -24,7 +25,9 @@ class Death:
 class Deaths:
     """Of the processes that it was given."""
 
-    def __init__(self) -> None:
+    def __init__(self, at_once: Callable[[], None] = lambda: None) -> None:
+        """``at_once``: what cannot wait for ``take``; on the thread of this."""
+        self._at_once = at_once
         self.descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         """Readable when somebody has died since ``take``."""
         self._poll = select.epoll()
@@ -69,6 +72,7 @@ class Deaths:
                     return
                 self._note(self._watched[descriptor])
                 self._poll.unregister(descriptor)
+            self._at_once()
 
     def _note(self, pid: int) -> None:
         self._found[pid] = Death(time.time(), exit_code_unreaped(pid))

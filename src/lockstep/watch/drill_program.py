@@ -13,6 +13,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -102,11 +103,11 @@ def mark(path: str) -> None:
 
 def keep_dumping(folder: str, rank: int) -> None:
     """What a program has to do itself to have dumps over gloo before its time-out of half an hour."""
-    from torch._C._distributed_c10d import _dump_fr_trace
+    from torch._C import _distributed_c10d as c10d
 
     while True:
         time.sleep(2.0)
-        data = _dump_fr_trace()
+        data = c10d._dump_fr_trace()  # type: ignore[attr-defined]  # the stubs of torch do not have it
         path = os.path.join(folder, f"rank_{rank}")
         with open(f"{folder}.new{rank}", "wb") as file:
             file.write(data)
@@ -154,7 +155,7 @@ def main() -> None:
     groups = [dist.new_group([0, 1, 2]), dist.new_group([0, 1, 2])] if args.fault == "opposite" else []
     model = model_of(args.kind)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    data = iter([])
+    data: Iterator[torch.Tensor] = iter(())
     if args.fault == "loader":
         numbers = Numbers(8 * args.at if bad else -1, args.mark)
         data = iter(DataLoader(numbers, batch_size=8, num_workers=1))

@@ -66,7 +66,7 @@ class _Other:
     over: threading.Event = field(default_factory=threading.Event)
     steps: dict[int, tuple[int, float]] = field(default_factory=dict)
     world: int = 0
-    gone: int = 0
+    lost: int = 0
     asked: float = 0.0
 
     def ask(self, question: bytes, seconds: float) -> bytes:
@@ -138,12 +138,12 @@ class AllRanks:
         try:
             fields: Any = read_json(other.ask(_STEPS, STEPS_SECONDS), 1 << 20)
             other.steps = {int(rank): (int(step), float(at)) for rank, (step, at) in fields["steps"].items()}
-            other.world, gone = int(fields["world"]), int(fields["gone"])
+            other.world, lost = int(fields["world"]), int(fields["lost"])
         except (ProofError, ValueError, KeyError, TypeError, AttributeError):
             self._drop(other)
             return
-        self._lost = self._lost or gone > other.gone
-        other.gone = gone
+        self._lost = self._lost or lost > other.lost
+        other.lost = lost
 
     def recordings(self) -> Mapping[int, Recording]:
         found = self._local.recordings()
@@ -218,7 +218,7 @@ class Reporting:
             if question != _STEPS:
                 return sights_to_json(self._local.sights(all_stacks=question == _STACKS))
             steps = {str(rank): one for rank, one in self._local.steps().items()}
-            return json.dumps({"steps": steps, "world": self._local.world, "gone": self._local.gone}).encode()
+            return json.dumps({"steps": steps, "world": self._local.world, "lost": self._local.lost}).encode()
 
 
 def _family(host: str) -> socket.AddressFamily:

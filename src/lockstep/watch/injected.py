@@ -56,7 +56,19 @@ def start() -> None:
             _keep_calls()
             if os.environ.get("RANK", "").isdigit() and not _is_helper():
                 _register(folder, int(os.environ["RANK"]), int(os.environ.get("WORLD_SIZE", "1")))
-            threading.Thread(target=_run, args=(folder,), name="lockstep watch", daemon=True).start()
+            _begin_thread(folder)
+            os.register_at_fork(after_in_child=lambda: _after_fork(folder))
+
+
+def _begin_thread(folder: str) -> None:
+    threading.Thread(target=_run, args=(folder,), name="lockstep watch", daemon=True).start()
+
+
+def _after_fork(folder: str) -> None:
+    """Threads do not survive a fork. A child of a rank is its helper; any other may become a rank itself."""
+    if _rank is None:
+        with contextlib.suppress(Exception):
+            _begin_thread(folder)
 
 
 def _keep_calls() -> None:
@@ -226,9 +238,9 @@ class _Rank:
             os.unlink(self.path + ".sock")
 
     def _dump(self) -> None:
-        from torch._C._distributed_c10d import _dump_fr_trace_json
+        from torch._C import _distributed_c10d as c10d
 
-        data = _dump_fr_trace_json()
+        data = c10d._dump_fr_trace_json()  # type: ignore[attr-defined]  # the stubs of torch do not have it
         beside = self.path + ".part"
         with open(beside, "wb") as file:
             file.write(data if isinstance(data, bytes) else data.encode())

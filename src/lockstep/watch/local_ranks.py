@@ -47,9 +47,11 @@ class LocalRanks:
         self._folder = folder
         self._tops = tuple(tops)
         self._known: dict[int, RankProcess] = {}
-        self._deaths = Deaths()
+        self._kept: dict[int, bytes] = {}
+        self._deaths = Deaths(self._keep_dumps)
         self._used: dict[int, _Used] = {}
         self._shares: dict[int, float] = {}
+        self._lost = 0
         self._sampled = 0.0
         self._searched = 0.0
 
@@ -83,7 +85,8 @@ class LocalRanks:
         return any(one.files is not None for one in self._known.values())
 
     def refresh(self) -> bool:
-        """Look who has come and who has gone; whether somebody has gone. Cheap: it is called four times a second."""
+        """Look who has come and who has gone; whether somebody has gone in another way than a rank that is done.
+        Cheap: it is called four times a second."""
         with self.lock:
             return self._refresh()
 
@@ -98,7 +101,10 @@ class LocalRanks:
         if now - self._sampled >= _SAMPLE_SECONDS:
             self._sampled = now
             self._sample([one.pid for one in self._known.values() if self._deaths.of(one.pid) is None])
-        return self._deaths.take()
+        before = self._lost
+        if self._deaths.take():
+            self._lost = sum(1 for one in self._known.values() if self._is_lost(one))
+        return self._lost > before
 
     def search(self) -> None:
         """Find ranks that have not let us in, by the variables of their processes."""
@@ -145,14 +151,26 @@ class LocalRanks:
         return None
 
     @property
-    def gone(self) -> int:
-        """How many have ended."""
-        return sum(1 for one in self._known.values() if self._deaths.of(one.pid) is not None)
+    def lost(self) -> int:
+        """How many have ended in another way than a rank that is done."""
+        return self._lost
+
+    def _is_lost(self, process: RankProcess) -> bool:
+        death = self._deaths.of(process.pid)
+        if death is None or death.exit_code == 0:
+            return False
+        return death.exit_code is not None or process.status().leaving != injected.EXITING
 
     # -- what can be seen of them --
 
     def dumps(self) -> dict[int, bytes]:
-        return dumps_of([one for one in self._known.values() if not _is_stopped(one)])
+        """What the recorders hold, or held when a rank died."""
+        return {**self._kept, **dumps_of([one for one in self._known.values() if not _is_stopped(one)])}
+
+    def _keep_dumps(self) -> None:
+        """A launcher that has lost a rank ends the others soon, and what their recorders hold ends with them."""
+        left = [one for one in list(self._known.values()) if self._deaths.of(one.pid) is None and not _is_stopped(one)]
+        self._kept |= dumps_of(left)
 
     def recordings(self) -> dict[int, Recording]:
         """Of all that answer."""

@@ -168,7 +168,8 @@ def read_status(data: mmap.mmap | bytes) -> RankStatus:
     mark, step, stepped, beat, leaving, calls = injected.STATUS.unpack_from(data, 0)
     if mark != injected.MARK or not 0 <= step < 1 << 62 or not 0 <= calls < 1 << 62:
         return RankStatus()
-    gathered, reduced = [], []
+    gathered: list[str] = []
+    reduced: list[str] = []
     for call in range(max(0, calls - injected.RING), calls):
         at = injected.RING_AT + call % injected.RING * injected.SLOT
         (slot,) = struct.unpack_from(f"{injected.SLOT}s", data, at)

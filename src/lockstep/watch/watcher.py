@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
 from lockstep.diagnose.verdict import Diagnosis, Verdict
@@ -16,7 +16,7 @@ from lockstep.watch import phrases
 from lockstep.watch.judging import Look, judge
 from lockstep.watch.late_clock import LateClock, Slowdown
 from lockstep.watch.reports import Reports
-from lockstep.watch.sights import RankSight, Vitality
+from lockstep.watch.sights import RankSight, Vitality, Work
 from lockstep.watch.standstill import Saying, Standstill, may_end
 from lockstep.watch.straggling import straggler_in
 
@@ -24,6 +24,10 @@ LOOK_SECONDS: Final = 0.8
 """Between two looks at a job that stands still."""
 LOOK_LATER_SECONDS: Final = 2.0
 """The same once it was said why, and while a job starts: a look at stacks costs a processor."""
+_HEARTBEATS: Final = 4096
+"""Bytes between two looks that mean nothing: stores and monitors exchange a few."""
+_IDLE_SHARE: Final = 0.02
+"""Of a processor: whoever loads data uses more."""
 _STRAGGLER_SECONDS: Final = 60.0
 """Until one is named again."""
 
@@ -45,6 +49,22 @@ class Ranks(Protocol):
 
 
 @dataclass(slots=True)
+class _Starving:
+    """Since when a rank has waited for its input while nobody at all was at work on it."""
+
+    since: dict[int, float] = field(default_factory=dict)
+
+    def seconds(self, sights: Mapping[int, RankSight], now: float) -> dict[int, float]:
+        idle = [rank for rank, one in sights.items() if one.work is Work.INPUT and not _works(one)]
+        self.since = {rank: self.since.get(rank, now) for rank in idle}
+        return {rank: now - since for rank, since in self.since.items()}
+
+
+def _works(one: RankSight) -> bool:
+    return one.runnable or max([one.busy, *(helper.busy for helper in one.helpers)]) >= _IDLE_SHARE
+
+
+@dataclass(slots=True)
 class _Bytes:
     """How many bytes have moved between ranks, and since when no more."""
 
@@ -54,7 +74,7 @@ class _Bytes:
     def still(self, sights: Mapping[int, RankSight], now: float) -> float:
         links = [counted for one in sights.values() for counted in one.links.values()]
         moved = sum(one.acknowledged + one.received for one in links)
-        if moved != self.moved:
+        if abs(moved - self.moved) > _HEARTBEATS:
             self.moved, self.since = moved, now
         return now - self.since if links else 0.0
 
@@ -69,6 +89,7 @@ class Watcher:
         self._steps = LateClock(clock())
         self._standstill = Standstill()
         self._bytes = _Bytes()
+        self._starving = _Starving()
         self._looked = 0.0
         self._records: dict[int, int] = {}
         self._began_calls = False
@@ -127,6 +148,7 @@ class Watcher:
             now=now,
             waited=waited,
             still=self._bytes.still(sights, now),
+            starving=self._starving.seconds(sights, now),
             silent_hosts=self._ranks.silent_hosts,
             began=self._began_calls or self._steps.step > 0,
         )
