@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import subprocess
 import sys
 
@@ -12,7 +13,10 @@ import pytest
 import lockstep
 from lockstep.cli.library_flags import LIBRARY_TABLE, PROGRAM_FLAGS, join_arguments, read_library_flags
 from lockstep.cli.main import main
+from lockstep.cli.ps import _parse
+from lockstep.errors import BadInput
 from lockstep.library.join import JoinArguments
+from lockstep.protocol.core.ids import server
 
 
 def test_help_names_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
@@ -95,3 +99,26 @@ def test_the_flags_of_ps_become_the_arguments_of_join() -> None:
     made = JoinArguments(**join_arguments(read_library_flags(words.split())))  # type: ignore[arg-type]
     assert (made.worker_hosts, made.synchronous, made.rdma.device) == (("b:2", "c:3"), False, "mlx5_0")
     assert (made.keeping.save_model_secs, made.keeping.on_worker_loss) == (5.0, "")
+
+
+def told(kind: str, index: int) -> str:
+    cluster = {"ps": ["a:1", "b:1"], "chief": ["c:1"], "worker": ["d:1"]}
+    return json.dumps({"cluster": cluster, "task": {"type": kind, "index": index}})
+
+
+def test_a_server_finds_its_task_in_tf_config(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TF_CONFIG", told("ps", 1))
+    cluster, arguments = _parse(["--wire_dtype=bfloat16"])
+    assert (cluster.task, cluster.ps_hosts, cluster.worker_hosts) == (server(1), ("a:1", "b:1"), ("c:1", "d:1"))
+    assert arguments.wire_dtype == "bfloat16"
+    by_flags, _ = _parse(["--ps_hosts=x:1", "--worker_hosts=y:1", "--task_index=0"])
+    assert (by_flags.task, by_flags.ps_hosts) == (server(0), ("x:1",))
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"), [("chief", "makes this process worker 0"), ("evaluator", "belongs to no job")]
+)
+def test_what_tf_config_makes_no_server_is_refused(kind: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TF_CONFIG", told(kind, 0))
+    with pytest.raises(BadInput, match=why):
+        _parse([])
