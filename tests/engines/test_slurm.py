@@ -23,7 +23,7 @@ RUN = ("lockstep", "run", "--")
 BENCH = ("lockstep", "bench", *FLAGS, "--num_batches=300")
 WHOLE = ("--ps=1", "--workers=2")
 STEPS = "--steps=120"
-SLOWLY = (STEPS, "--pace=0.3")
+SLOWLY = (STEPS, "--pace=0.4")
 BACK = "back into the queue"
 
 
@@ -150,10 +150,13 @@ def test_a_preempted_job_saves_itself_is_requeued_and_resumes(
 def test_a_job_near_its_time_limit_saves_itself_and_goes_on_in_another_run(
     slurm: Slurm, undisturbed: set[str], tmp_path: Path
 ) -> None:
-    """The limit of a minute is nearer than the time at which Slurm is to send the signal: it comes when it looks."""
-    job = Job(slurm, tmp_path, "--time=1", "--grace=5")
+    """Slurm is to send the signal 125 s before the limit, which then is two minutes away: it does when it looks."""
+    job = Job(slurm, tmp_path, "--time=20", "--grace=85")
+    job.wait_for("step 20\n")
+    hours, minutes, _ = map(int, slurm.job(job.number)["RunTime"].split(":"))
+    slurm.ask("scontrol", "update", f"JobId={job.number}", f"TimeLimit={60 * hours + minutes + 2}")
     job.wait_for(BACK)
-    slurm.ask("scontrol", "update", f"JobId={job.number}", "TimeLimit=10")
+    slurm.ask("scontrol", "update", f"JobId={job.number}", "TimeLimit=20")
     job.wait_for_second_start()
     slurm.wait_for(job.number, "COMPLETED")
     job.check_that_it_resumed(undisturbed)
