@@ -51,12 +51,10 @@ Lockstep {version}: synchronous PyTorch training on many machines.
 Every step completes on every task, or within seconds you learn which tensor of
 which step is missing, between which two tasks, and why.
 
-  lockstep COMMAND [FLAGS]
+  lockstep COMMAND [FLAGS]    (lockstep COMMAND --help: its flags; lockstep --version)
 
 {commands}
 
-  lockstep COMMAND --help    the flags of a command
-  lockstep --version         which version this is
 First run, one server and two workers here: lockstep bench --ps=1 --workers=2
 Exit codes: 0 done, 1 failed, 2 bad input (nothing started),
             3 ended by a verdict or a stall, 128+N by signal N (130: Ctrl-C)
