@@ -51,7 +51,7 @@ Lockstep {version}: synchronous PyTorch training on many machines.
 Every step completes on every task, or within seconds you learn which tensor of
 which step is missing, between which two tasks, and why.
 
-  lockstep COMMAND [FLAGS]    (lockstep COMMAND --help: its flags; lockstep --version)
+  lockstep COMMAND [FLAGS]     lockstep COMMAND --help     lockstep --version
 
 {commands}
 
