@@ -104,9 +104,9 @@ def _shoot(tab: Tab, name: str, height: int = 0) -> None:
 
 
 def _shrink(path: Path) -> None:
-    picture = (
-        Image.open(path).convert("RGB").quantize(COLOURS, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
-    )
+    whole = Image.open(path).convert("RGB")
+    # Rare colours count as much as frequent ones: a small green dot stays green.
+    picture = whole.quantize(COLOURS, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
     picture.save(path, optimize=True)
 
 

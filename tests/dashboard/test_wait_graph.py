@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from diagnose.faulty import frozen
 from helpers.snapshots import PS0, W0, W1, healthy
 from lockstep.dashboard.wait_graph import MAX_NODES, GraphEdge, drawn, wait_graph
@@ -51,5 +53,8 @@ def test_the_graph_of_a_verdict_leads_to_its_culprit_and_a_healthy_job_shows_thi
     graph = wait_graph(evidence.tasks, analyse(evidence))
     assert [node.name for node in graph.nodes if node.culprit] == [str(W1)]
     assert any(edge.first and (edge.waiter, edge.on) == (str(PS0), str(W1)) for edge in graph.edges)
+    named = {edge.waiter for edge in graph.edges}
+    few = replace(analyse(evidence), consequences=())
+    assert {edge.waiter for edge in wait_graph(evidence.tasks, few).edges} == named, "however many a report names"
     calm = healthy().evidence()
     assert not any(node.culprit for node in wait_graph(calm.tasks, analyse(calm)).nodes)

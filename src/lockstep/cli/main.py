@@ -41,7 +41,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("ps", "lockstep.cli.ps", "serve any job that uses the library, without its script"),
     Command("watch", "lockstep.cli.watch", "watch any PyTorch job, and say why it hangs"),
     Command("why", "lockstep.cli.why", "why a job hangs: ask a live cluster, or read a run folder"),
-    Command("dashboard", "lockstep.cli.dashboard", "a page that follows a job: who waits for whom, who is slow, why"),
+    Command("dashboard", "lockstep.cli.dashboard", "a page that follows a job: who waits, who is slow, why"),
     Command("top", "lockstep.cli.top", "the same in the terminal, on one screen"),
     Command("metrics", "lockstep.cli.metrics", "print alert rules, a Grafana board, or the token of scrapers"),
     Command("net", "lockstep.cli.net", "measure every transport here, or between two hosts"),
@@ -50,15 +50,11 @@ COMMANDS: tuple[Command, ...] = (
 )
 
 _HELP = """\
-Lockstep {version} (--version): synchronous PyTorch training on many machines.
-Every step completes on every task, or within seconds you learn which tensor of
-which step is missing, between which two tasks, and why.
-
-  lockstep COMMAND [FLAGS]
+Lockstep {version}: every step of a PyTorch job completes, or you learn why not.
+  lockstep COMMAND [FLAGS]     lockstep COMMAND --help     lockstep --version
 
 {commands}
 
-  lockstep COMMAND --help    its flags (lockstep --version: which version)
 First run, one server and two workers here: lockstep bench --ps=1 --workers=2
 Exit codes: 0 done, 1 failed, 2 bad input (nothing started),
             3 ended by a verdict or a stall, 128+N by signal N (130: Ctrl-C)

@@ -17,6 +17,8 @@ ALIKE = 4
 """More tasks than this that wait for the same, or that the same wait for, become one node."""
 MAX_NODES = 24
 MAX_EDGES = 5000
+LONG_WAIT = 1.5
+"""Beside a verdict, shorter waits are part of every step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +56,15 @@ class WaitGraph:
 
 
 def wait_graph(found: Mapping[str, Seen], diagnosis: Diagnosis) -> WaitGraph:
-    """The waits of a diagnosis; in a healthy job, those of this moment."""
+    """The waits of a diagnosis, which names some of those that follow from its cause, and all others that are as long;
+    in a healthy job, those of this moment."""
     culprit = "" if diagnosis.verdict is None else diagnosis.verdict.culprit
     edges = [_edge(one, first=True) for one in diagnosis.causes]
     edges += [_edge(one, first=False) for one in diagnosis.consequences[:MAX_EDGES]]
-    return drawn(edges or _of_this_moment(found), culprit)
+    known = {(one.waiter, one.on) for one in edges}
+    now = _of_this_moment(found)
+    edges += [one for one in now if (one.waiter, one.on) not in known and (not known or one.seconds >= LONG_WAIT)]
+    return drawn(edges, culprit)
 
 
 def drawn(edges: Iterable[GraphEdge], culprit: str) -> WaitGraph:
