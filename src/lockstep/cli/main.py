@@ -53,7 +53,6 @@ which step is missing, between which two tasks, and why.
   lockstep COMMAND [FLAGS]
 
 {commands}
-
   lockstep COMMAND --help    the flags of a command
   lockstep --version         which version this is
 First run, one server and two workers here: lockstep bench --ps=1 --workers=2

@@ -149,11 +149,12 @@ def _unclean(one: RankSight) -> bool:
     return one.entered and one.status.leaving != injected.EXITING
 
 
-def _blame(one: RankSight) -> tuple[int, float]:
+def _blame(one: RankSight) -> tuple[int, float, float]:
     """First who was killed, then who failed first; last whom a launcher ended because of another."""
     ended_by_launcher = one.exit_code in (-signal.SIGTERM, -signal.SIGINT)
     killed = one.exit_code is not None and one.exit_code < 0 and not ended_by_launcher
-    return (0 if killed else 2 if ended_by_launcher else 1), one.facts.raised or one.ended
+    # Whoever fails because another is gone ends after it: it has to notice, and to leave.
+    return (0 if killed else 2 if ended_by_launcher else 1), one.ended, one.facts.raised
 
 
 def _is_needed(left: RankSight, look: Look) -> bool:
