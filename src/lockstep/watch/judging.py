@@ -32,7 +32,7 @@ MUTE_SECONDS: Final = 2.5
 STARVED_SECONDS: Final = 5.0
 DEAD_LOADER_SECONDS: Final = 2.0
 STACK_SECONDS: Final = 20.0
-"""On a busy host a stack takes several tries; later, what can be said without one is said."""
+"""On a busy host a stack or a dump takes several tries; later, what can be said without is said."""
 RESENT: Final = 3
 """So often has the kernel sent the same segment in vain: after about one and a half seconds."""
 JOIN_SECONDS: Final = 10.0
@@ -201,7 +201,8 @@ def _absent(look: Look, base: Verdict) -> Verdict | None:
 
 def _why(look: Look, base: Verdict, one: RankSight) -> Verdict | None:
     who = phrases.whom(one.rank, one.pid, one.host)
-    if one.work is Work.NOT_SEEN and look.waited < STACK_SECONDS:
+    unseen = one.work is Work.NOT_SEEN or (one.entered and look.began and one.recording is None)
+    if look.waited < STACK_SECONDS and (unseen or one.work is Work.COLLECTIVE):
         return None
     if one.work is Work.INPUT:
         return _input(look, base, one, who)
