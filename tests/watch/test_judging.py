@@ -108,6 +108,9 @@ def test_a_stack_that_could_not_be_taken_is_tried_again_and_then_done_without() 
     found = stuck_at_5()
     assert verdict(found) is None
     assert cause(verdict(found, waited=30.0)) == (Cause.USER_CODE, "rank 1")
+    no_dump = sight(1, None, stack=(LINE,), work=Work.PROGRAM)
+    assert verdict(found, no_dump) is None, "it may well be in another collective"
+    assert cause(verdict(found, no_dump, waited=30.0)) == (Cause.USER_CODE, "rank 1")
 
 
 def test_a_rank_that_left_cleanly_is_to_blame_and_not_those_who_fail_because_of_it() -> None:

@@ -22,7 +22,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 
-class Numbers(Dataset[torch.Tensor]):
+class RandomRows(Dataset[torch.Tensor]):
     """Random rows; in the bad rank, the process that loads them stops itself where the fault says so."""
 
     def __init__(self, stops_at: int, path: str) -> None:
@@ -157,7 +157,7 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     data: Iterator[torch.Tensor] = iter(())
     if args.fault == "loader":
-        numbers = Numbers(8 * args.at if bad else -1, args.mark)
+        numbers = RandomRows(8 * args.at if bad else -1, args.mark)
         data = iter(DataLoader(numbers, batch_size=8, num_workers=1))
     began = time.perf_counter()
     for step in range(args.steps):

@@ -32,7 +32,7 @@ MUTE_SECONDS: Final = 2.5
 STARVED_SECONDS: Final = 5.0
 DEAD_LOADER_SECONDS: Final = 2.0
 STACK_SECONDS: Final = 20.0
-"""On a busy host a stack takes several tries; later, what can be said without one is said."""
+"""On a busy host a stack or a dump takes several tries; later, what can be said without is said."""
 RESENT: Final = 3
 """So often has the kernel sent the same segment in vain: after about one and a half seconds."""
 JOIN_SECONDS: Final = 10.0
@@ -149,11 +149,12 @@ def _unclean(one: RankSight) -> bool:
     return one.entered and one.status.leaving != injected.EXITING
 
 
-def _blame(one: RankSight) -> tuple[int, float]:
+def _blame(one: RankSight) -> tuple[int, float, float]:
     """First who was killed, then who failed first; last whom a launcher ended because of another."""
     ended_by_launcher = one.exit_code in (-signal.SIGTERM, -signal.SIGINT)
     killed = one.exit_code is not None and one.exit_code < 0 and not ended_by_launcher
-    return (0 if killed else 2 if ended_by_launcher else 1), one.facts.raised or one.ended
+    # Whoever fails because another is gone ends after it: it has to notice, and to leave.
+    return (0 if killed else 2 if ended_by_launcher else 1), one.ended, one.facts.raised
 
 
 def _is_needed(left: RankSight, look: Look) -> bool:
@@ -200,7 +201,8 @@ def _absent(look: Look, base: Verdict) -> Verdict | None:
 
 def _why(look: Look, base: Verdict, one: RankSight) -> Verdict | None:
     who = phrases.whom(one.rank, one.pid, one.host)
-    if one.work is Work.NOT_SEEN and look.waited < STACK_SECONDS:
+    unseen = one.work is Work.NOT_SEEN or (one.entered and look.began and one.recording is None)
+    if look.waited < STACK_SECONDS and (unseen or one.work is Work.COLLECTIVE):
         return None
     if one.work is Work.INPUT:
         return _input(look, base, one, who)

@@ -14,7 +14,7 @@ LATE_FACTOR: Final = 3.0
 _KEPT: Final = 64
 _FIRST: Final = 3
 """Steps before which nothing is usual."""
-_RECENT: Final = 4
+_RECENT: Final = 10
 _AT_ONCE: Final = 8
 """Of many steps between two looks, so many count."""
 _SLOW_FACTOR: Final = 1.8

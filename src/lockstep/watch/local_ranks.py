@@ -19,7 +19,7 @@ from lockstep.runtime.processes import (
 )
 from lockstep.runtime.watch.kernel_tcp import count_by_host
 from lockstep.watch import injected
-from lockstep.watch.deaths import Deaths
+from lockstep.watch.process_ends import ProcessEnds
 from lockstep.watch.ranks import RankProcess, RankStatus, dumps_of, ranks_below, recording_of, registered_in
 from lockstep.watch.sights import Helper, RankSight, Vitality
 from lockstep.watch.stack_reading import stacks_of, work_of
@@ -48,7 +48,7 @@ class LocalRanks:
         self._tops = tuple(tops)
         self._known: dict[int, RankProcess] = {}
         self._kept: dict[int, bytes] = {}
-        self._deaths = Deaths(self._keep_dumps)
+        self._deaths = ProcessEnds(self._keep_dumps)
         self._used: dict[int, _Used] = {}
         self._shares: dict[int, float] = {}
         self._lost = 0

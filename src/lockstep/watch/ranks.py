@@ -22,7 +22,7 @@ from lockstep.private_files import read_plain
 from lockstep.runtime.processes import descendants
 from lockstep.watch import injected
 
-DUMP_SECONDS: Final = 1.0
+DUMP_SECONDS: Final = 2.0
 _NAME: Final = re.compile(r"rank(\d{1,6})\.(\d{1,10})\.status")
 _MAX_FACTS: Final = 4 << 20
 _MOST_RANKS: Final = 1 << 17

@@ -15,14 +15,14 @@ from lockstep.runtime.processes import exit_code_unreaped
 
 
 @dataclass(frozen=True, slots=True)
-class Death:
+class ProcessEnd:
     """``at``: seconds since 1970. ``exit_code``: None where the parent was faster."""
 
     at: float
     exit_code: int | None
 
 
-class Deaths:
+class ProcessEnds:
     """Of the processes that it was given."""
 
     def __init__(self, at_once: Callable[[], None] = lambda: None) -> None:
@@ -34,7 +34,7 @@ class Deaths:
         self._over = os.eventfd(0, os.EFD_CLOEXEC)
         self._poll.register(self._over, select.EPOLLIN)
         self._watched: dict[int, int] = {}
-        self._found: dict[int, Death] = {}
+        self._found: dict[int, ProcessEnd] = {}
         self._thread = threading.Thread(target=self._run, name="deaths", daemon=True)
         self._thread.start()
 
@@ -47,7 +47,7 @@ class Deaths:
         self._watched[descriptor] = pid
         self._poll.register(descriptor, select.EPOLLIN)
 
-    def of(self, pid: int) -> Death | None:
+    def of(self, pid: int) -> ProcessEnd | None:
         return self._found.get(pid)
 
     def take(self) -> bool:
@@ -75,5 +75,5 @@ class Deaths:
             self._at_once()
 
     def _note(self, pid: int) -> None:
-        self._found[pid] = Death(time.time(), exit_code_unreaped(pid))
+        self._found[pid] = ProcessEnd(time.time(), exit_code_unreaped(pid))
         os.eventfd_write(self.descriptor, 1)

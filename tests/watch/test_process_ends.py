@@ -9,10 +9,10 @@ import sys
 import pytest
 
 from lockstep.runtime.processes import wait_readable
-from lockstep.watch.deaths import Death, Deaths
+from lockstep.watch.process_ends import ProcessEnd, ProcessEnds
 
 
-def ended(deaths: Deaths, pid: int) -> Death:
+def ended(deaths: ProcessEnds, pid: int) -> ProcessEnd:
     assert wait_readable([deaths.descriptor], 30.0)
     assert deaths.take()
     found = deaths.of(pid)
@@ -22,7 +22,7 @@ def ended(deaths: Deaths, pid: int) -> Death:
 
 @pytest.mark.parametrize(("code", "expected"), [("raise SystemExit(7)", 7), ("import os; os.kill(os.getpid(), 9)", -9)])
 def test_the_exit_code_of_a_process_that_nobody_has_reaped(code: str, expected: int) -> None:
-    with contextlib.closing(Deaths()) as deaths:
+    with contextlib.closing(ProcessEnds()) as deaths:
         process = subprocess.Popen([sys.executable, "-c", f"input(); {code}"], stdin=subprocess.PIPE)
         deaths.watch(process.pid)
         assert not deaths.take()
@@ -37,6 +37,6 @@ def test_the_exit_code_of_a_process_that_nobody_has_reaped(code: str, expected: 
 def test_one_that_was_gone_before() -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
-    with contextlib.closing(Deaths()) as deaths:
+    with contextlib.closing(ProcessEnds()) as deaths:
         deaths.watch(process.pid)
         assert ended(deaths, process.pid).exit_code is None
