@@ -15,7 +15,7 @@ from lockstep.flight.recording import Recording, StackLine
 from lockstep.protocol.core.causes import Cause
 from lockstep.runtime.watch.kernel_tcp import Counted
 from lockstep.watch import injected
-from lockstep.watch.judging import Look, judge
+from lockstep.watch.judging import JobSight, judge
 from lockstep.watch.ranks import NamedBucket, RankFacts, RankStatus
 from lockstep.watch.sights import Helper, RankSight, Vitality, Work
 
@@ -53,7 +53,7 @@ def verdict(
     seen = {rank: sight(rank, found.get(rank)) for rank in range(3)}
     seen |= {one.rank: one for one in sights}
     kept = {rank: one.recording for rank, one in seen.items() if one.recording is not None}
-    diagnosis = judge(Look(account=account_of(kept), sights=seen, now=NOW, waited=waited, began=began))
+    diagnosis = judge(JobSight(account=account_of(kept), sights=seen, now=NOW, waited=waited, began=began))
     return None if diagnosis is None else diagnosis.verdict
 
 
@@ -98,7 +98,7 @@ def test_a_loader_that_is_slow_is_not_one_that_is_idle() -> None:
     causes = []
     starved: list[dict[int, float]] = [{}, {1: 3.0}, {1: 6.0}]
     for starving in starved:
-        diagnosis = judge(Look(account=account_of(found), sights=seen, now=NOW, waited=60.0, starving=starving))
+        diagnosis = judge(JobSight(account=account_of(found), sights=seen, now=NOW, waited=60.0, starving=starving))
         assert diagnosis is not None
         causes.append(cause(diagnosis.verdict))
     assert causes == [(one, "rank 1") for one in (Cause.USER_CODE, Cause.USER_CODE, Cause.INPUT_STARVED)]
@@ -191,7 +191,7 @@ def in_it(still: float, counted: Counted) -> Verdict | None:
         for rank in range(3)
     }
     account = account_of({rank: one.recording for rank, one in seen.items() if one.recording is not None})
-    diagnosis = judge(Look(account=account, sights=seen, now=NOW, waited=6.0, still=still))
+    diagnosis = judge(JobSight(account=account, sights=seen, now=NOW, waited=6.0, still=still))
     return None if diagnosis is None else diagnosis.verdict
 
 

@@ -15,7 +15,7 @@ from lockstep.protocol.core.causes import ReportKind
 from lockstep.protocol.core.endings import NOTICED
 from lockstep.runtime import processes
 from lockstep.watch import phrases
-from lockstep.watch.judging import Look, judge
+from lockstep.watch.judging import JobSight, judge
 from lockstep.watch.local_ranks import LocalRanks
 from lockstep.watch.reports import Reports
 from lockstep.watch.sights import Vitality
@@ -71,7 +71,7 @@ class _Attached:
         if seen != self._seen:
             self._seen, self._moved = seen, now
         waited = now - self._moved
-        diagnosis = judge(Look(account=account_of({}), sights=sights, now=now, waited=waited))
+        diagnosis = judge(JobSight(account=account_of({}), sights=sights, now=now, waited=waited))
         verdict = None if diagnosis is None else diagnosis.verdict
         if verdict is not None and verdict.cause in NOTICED and waited < STILL_SECONDS:
             diagnosis = None

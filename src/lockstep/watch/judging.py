@@ -45,7 +45,7 @@ _PROVEN: Final = frozenset({Explanation.DIFFERENCE, Explanation.RING, Explanatio
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
+class JobSight:
     """All that is known at one moment."""
 
     account: Account
@@ -70,7 +70,7 @@ class Look:
         return self.account.root
 
 
-def judge(look: Look) -> Diagnosis | None:
+def judge(look: JobSight) -> Diagnosis | None:
     """What is wrong, or None while nothing is."""
     look = _with_the_aborted(look)
     found = diagnosis_of(look.account, now=look.now, asker="lockstep watch")
@@ -82,7 +82,7 @@ def judge(look: Look) -> Diagnosis | None:
     )
 
 
-def _verdict(look: Look, recorded_verdict: Verdict | None) -> Verdict | None:
+def _verdict(look: JobSight, recorded_verdict: Verdict | None) -> Verdict | None:
     if recorded_verdict is not None and look.account.kind in _PROVEN and _counts(look):
         return recorded_verdict
     base = recorded_verdict if look.root is not None else None
@@ -97,12 +97,12 @@ def _verdict(look: Look, recorded_verdict: Verdict | None) -> Verdict | None:
     )
 
 
-def _counts(look: Look) -> bool:
+def _counts(look: JobSight) -> bool:
     """A difference between calls that are over explains only a job that has failed."""
     return look.root is not None or any(_unclean(one) for one in look.of(Vitality.GONE))
 
 
-def _with_the_aborted(look: Look) -> Look:
+def _with_the_aborted(look: JobSight) -> JobSight:
     """Gloo aborts a rank that receives more than it expects. Its own call is lost with it; but where two others differ
     in size, it agreed with the smaller one."""
     difference = look.account.difference
@@ -124,7 +124,7 @@ def _bytes_of(call: RecordedCall) -> int:
 # -- ranks that are gone --
 
 
-def _gone(look: Look, base: Verdict) -> Verdict | None:
+def _gone(look: JobSight, base: Verdict) -> Verdict | None:
     gone = look.of(Vitality.GONE)
     early = next((one for one in gone if not _unclean(one) and _is_needed(one, look)), None)
     # Those who fail because another has left, or was killed, fail after it, and may have been seen at the same time.
@@ -157,7 +157,7 @@ def _blame(one: RankSight) -> tuple[int, float, float]:
     return (0 if killed else 2 if ended_by_launcher else 1), one.ended, one.facts.raised
 
 
-def _is_needed(left: RankSight, look: Look) -> bool:
+def _is_needed(left: RankSight, look: JobSight) -> bool:
     """Others are in a call that cannot end without it; or have made calls of a group of its that it has not, and
     failed since."""
     if any(left.rank in (*one.missing, *one.silent, *one.unclear) for one in look.account.stuck):
@@ -181,7 +181,7 @@ def _highest(one: RankSight) -> dict[str, int]:
 # -- ranks that are there --
 
 
-def _stopped(look: Look, base: Verdict) -> Verdict | None:
+def _stopped(look: JobSight, base: Verdict) -> Verdict | None:
     for one in look.of(Vitality.STOPPED):
         what = phrases.frozen(phrases.whom(one.rank, one.pid, one.host))
         seen = (phrases.kernel_says(one.rank, one.state), *base.evidence)
@@ -190,7 +190,7 @@ def _stopped(look: Look, base: Verdict) -> Verdict | None:
     return None
 
 
-def _absent(look: Look, base: Verdict) -> Verdict | None:
+def _absent(look: JobSight, base: Verdict) -> Verdict | None:
     """A rank that others wait for, and that is in no call itself."""
     for rank in look.account.culprits:
         one = look.sights.get(rank)
@@ -199,7 +199,7 @@ def _absent(look: Look, base: Verdict) -> Verdict | None:
     return None
 
 
-def _why(look: Look, base: Verdict, one: RankSight) -> Verdict | None:
+def _why(look: JobSight, base: Verdict, one: RankSight) -> Verdict | None:
     who = phrases.whom(one.rank, one.pid, one.host)
     unseen = one.work is Work.NOT_SEEN or (one.entered and look.began and one.recording is None)
     if look.waited < STACK_SECONDS and (unseen or one.work is Work.COLLECTIVE):
@@ -218,7 +218,7 @@ def _why(look: Look, base: Verdict, one: RankSight) -> Verdict | None:
     return _about(found, one, Cause.USER_CODE, phrases.waits_idle(who, one.place), phrases.remedy_program(one.pid))
 
 
-def _input(look: Look, base: Verdict, one: RankSight, who: str) -> Verdict | None:
+def _input(look: JobSight, base: Verdict, one: RankSight, who: str) -> Verdict | None:
     stopped = [helper.pid for helper in one.helpers if helper.stopped]
     dead = [helper.pid for helper in one.helpers if helper.dead]
     starving = look.starving.get(one.rank, 0.0)
@@ -245,7 +245,7 @@ def _about(base: Verdict, one: RankSight, cause: Cause, what: str, remedy: str) 
 # -- before the first call, and outside of all --
 
 
-def _not_joined(look: Look, base: Verdict) -> Verdict | None:
+def _not_joined(look: JobSight, base: Verdict) -> Verdict | None:
     """Some wait in ``init_process_group`` for others."""
     waiting = [one.rank for one in look.of(Vitality.RUNS) if one.work is Work.JOINING]
     if not waiting or look.account.stuck:
@@ -269,7 +269,7 @@ def _not_joined(look: Look, base: Verdict) -> Verdict | None:
     return _why(look, found, late[0])
 
 
-def _outside(look: Look, base: Verdict) -> Verdict | None:
+def _outside(look: JobSight, base: Verdict) -> Verdict | None:
     """No call is stuck: whoever stands still does so in the program, and so do the others, if there are any."""
     if look.account.kind is not Explanation.NOTHING or (not look.began and look.waited < START_SECONDS):
         return None
@@ -283,7 +283,7 @@ def _outside(look: Look, base: Verdict) -> Verdict | None:
 # -- all are in it --
 
 
-def _itself(look: Look, base: Verdict) -> Verdict | None:
+def _itself(look: JobSight, base: Verdict) -> Verdict | None:
     blind = not any(one.recording for one in look.sights.values())
     if look.root is None and not blind:
         return None
@@ -322,7 +322,7 @@ def _cut_link(members: Iterable[RankSight]) -> tuple[RankSight, str] | None:
 # -- what a report shows besides --
 
 
-def _named(verdict: Verdict, look: Look) -> Verdict:
+def _named(verdict: Verdict, look: JobSight) -> Verdict:
     """The step, and the parameters in the tensor that is missing."""
     steps = [one.status.step for one in look.sights.values() if one.entered]
     about_root = look.root is not None and verdict.key == recorded.collective(look.root.collective)
@@ -335,7 +335,7 @@ def _named(verdict: Verdict, look: Look) -> Verdict:
     return replace(found, host=one.host, pid=one.pid, stack=stack or found.stack)
 
 
-def _names(look: Look) -> tuple[str, ...]:
+def _names(look: JobSight) -> tuple[str, ...]:
     root = look.root
     if root is None:
         return ()
@@ -348,7 +348,7 @@ def _names(look: Look) -> tuple[str, ...]:
     return ()
 
 
-def _tasks(look: Look, found: Diagnosis) -> Sequence[TaskLine]:
+def _tasks(look: JobSight, found: Diagnosis) -> Sequence[TaskLine]:
     known = {line.task: line for line in found.tasks}
     lines = []
     for rank, one in sorted(look.sights.items()):

@@ -13,7 +13,7 @@ from lockstep.flight.analysis import account_of
 from lockstep.flight.recording import Recording
 from lockstep.protocol.core.causes import Cause, ReportKind
 from lockstep.watch import phrases
-from lockstep.watch.judging import Look, judge
+from lockstep.watch.judging import JobSight, judge
 from lockstep.watch.late_clock import LateClock, Slowdown
 from lockstep.watch.reports import Reports
 from lockstep.watch.sights import RankSight, Vitality, Work
@@ -142,7 +142,7 @@ class Watcher:
             return
         self._add_unseen(sights)
         waited = now - self._steps.moved
-        look = Look(
+        look = JobSight(
             account=account_of(recordings),
             sights=sights,
             now=now,
