@@ -18,7 +18,7 @@ from lockstep.version import __version__
 USERS_OWN = {"train.py", "main.py", "multigpu_torchrun.py", "pytorch_mnist.py", "-c"}
 """Programs of the reader, or of others."""
 LAUNCHERS = {"srun", "mpirun", "sudo", "env", "nice", "exec"}
-HARMLESS = {"ssh", "kill", "run"}
+HARMLESS = {"ssh", "kill", "run", "curl", "docker", "kubectl", "sbatch", "salloc", "scancel", "scontrol", "systemctl"}
 """Programs of the system, of which a reader knows more than a test; and ``.ci/run``."""
 
 _FLAG = re.compile(r"--(?:\[no\])?([a-z][\w-]*)")

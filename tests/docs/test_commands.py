@@ -110,5 +110,5 @@ def test_a_block_is_run_as_bash_would(stand_ins: Path, tmp_path: Path) -> None:
 
 
 def test_every_block_says_what_it_is() -> None:
-    known = {"json", "mermaid", "python", "sh", "text"}
+    known = {"json", "mermaid", "promql", "python", "sh", "text", "yaml"}
     assert [f"{fence}: {fence.language!r}" for fence in fences() if fence.language not in known] == []
