@@ -98,8 +98,8 @@ def _open(tab: Tab, link: str) -> None:
 
 
 def _shoot(tab: Tab, name: str, height: int = 0) -> None:
-    """Once the newest frame is drawn."""
-    tab.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(true))))")
+    """Once the newest frame is drawn, and what came into sight with it."""
+    tab.evaluate("new Promise((done) => setTimeout(() => requestAnimationFrame(() => done(true)), 1000))")
     tab.screenshot(IMAGES / f"{name}.png", height)
 
 

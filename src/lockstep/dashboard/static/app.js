@@ -13,10 +13,12 @@ const LATE = 6000;
 let points = [];
 let frame = null;
 let heard = 0;
+let usual = 0;
 let connected = false;
 
 function show(next) {
   frame = next;
+  usual = heard ? Date.now() - heard : 0;
   heard = Date.now();
   if (next.points) points = next.points;
   else if (next.point) points = [...points, next.point].slice(-POINTS);
@@ -61,7 +63,7 @@ function parted(text) {
 function showLive() {
   const box = byId("live");
   let state = "live", words = "live";
-  if (!connected || (frame && frame.source.kind !== "files" && Date.now() - heard > LATE)) [state, words] = ["lost", "no news; trying again"];
+  if (!connected || (frame && frame.source.kind !== "files" && Date.now() - heard > Math.max(LATE, 3 * usual))) [state, words] = ["lost", "no news; trying again"];
   else if (frame && frame.source.kind === "files") [state, words] = ["still", `written at ${clock(frame.time)}`];
   else if (frame && frame.mood === "gone") [state, words] = ["still", "ended"];
   box.dataset.state = state;
