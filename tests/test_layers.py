@@ -214,9 +214,9 @@ def test_what_runs_inside_a_watched_rank_needs_torch_only() -> None:
 
 
 def test_only_what_runs_inside_a_watched_rank_imports_torch() -> None:
+    inside = ("injected.py", "drill_program.py")
     for file in files_of("watch"):
-        inside = file.name in ("injected.py", "drill_program.py")
-        assert inside or "torch" not in {name.split(".")[0] for name in imports(file)}, file.name
+        assert file.name in inside or "torch" not in {name.split(".")[0] for name in imports(file)}, file.name
 
 
 def test_the_judgement_of_a_watched_job_touches_no_machine() -> None:

@@ -165,6 +165,13 @@ def test_calls_that_differ_and_rings_come_from_the_recordings() -> None:
     assert cause(verdict(ring)) == (Cause.DEADLOCK, "ranks 0 and 1")
 
 
+def test_a_ring_of_waits_is_found_though_the_recorders_have_wrapped() -> None:
+    groups = {"0": (0, 1, 2), "a": (0, 1, 2), "b": (0, 1, 2)}
+    first, second = [*steps(9), Planned("a"), Planned("b")], [*steps(9), Planned("b"), Planned("a")]
+    ring = PaperJob(groups, {0: first, 1: second, 2: first}).run().recordings(kept=4)
+    assert cause(verdict(ring)) == (Cause.DEADLOCK, "ranks 0 and 1")
+
+
 def test_gloo_has_aborted_the_rank_that_received_more_than_it_expected() -> None:
     """Of the two that are left, the one with the larger tensor is the odd one."""
     found = recordings([*steps(5)], [*steps(4), Planned("0", elements=4680)], [*steps(5)])

@@ -18,6 +18,7 @@ from typing import Final
 from lockstep.diagnose.verdict import Diagnosis, TaskLine, Verdict
 from lockstep.flight import phrases as recorded
 from lockstep.flight.account import Account, Explanation, StuckCall
+from lockstep.flight.analysis import account_of
 from lockstep.flight.diagnosis import diagnosis_of
 from lockstep.flight.recording import GLOO, RecordedCall
 from lockstep.protocol.core.causes import Cause
@@ -72,7 +73,7 @@ class JobSight:
 
 def judge(look: JobSight) -> Diagnosis | None:
     """What is wrong, or None while nothing is."""
-    look = _with_the_aborted(look)
+    look = _with_short_rings(_with_the_aborted(look))
     found = diagnosis_of(look.account, now=look.now, asker="lockstep watch")
     verdict = _verdict(look, found.verdict)
     if verdict is None:
@@ -115,6 +116,22 @@ def _with_the_aborted(look: JobSight) -> JobSight:
         return look
     sides = tuple(sorted(difference.sides, key=lambda side: _bytes_of(side.call)))
     return replace(look, account=replace(look.account, difference=replace(difference, sides=sides)))
+
+
+def _with_short_rings(look: JobSight) -> JobSight:
+    """Where a recorder has overwritten its older calls, it cannot tell whether a rank was ever in a group's call. But a
+    rank that is in another call right now, like all others of a ring of waits, has not come back from there."""
+    if look.account.kind is not Explanation.UNCLEAR:
+        return look
+    kept = {rank: one.recording for rank, one in look.sights.items() if one.recording is not None}
+    if any(all(call.over for call in kept[rank].calls) for rank in look.account.culprits if rank in kept):
+        return look
+    whole = {
+        rank: replace(one, calls=tuple(replace(call, record=place) for place, call in enumerate(one.calls)))
+        for rank, one in kept.items()
+    }
+    account = account_of(whole)
+    return replace(look, account=account) if account.kind is Explanation.RING else look
 
 
 def _bytes_of(call: RecordedCall) -> int:
@@ -194,9 +211,13 @@ def _absent(look: JobSight, base: Verdict) -> Verdict | None:
     """A rank that others wait for, and that is in no call itself."""
     for rank in look.account.culprits:
         one = look.sights.get(rank)
-        if one is not None and one.life is Vitality.RUNS and look.root is not None:
+        if one is not None and one.life is Vitality.RUNS and look.root is not None and not _is_in_a_call(one):
             return _why(look, base, one)
     return None
+
+
+def _is_in_a_call(one: RankSight) -> bool:
+    return one.recording is not None and any(not call.over for call in one.recording.calls)
 
 
 def _why(look: JobSight, base: Verdict, one: RankSight) -> Verdict | None:
