@@ -197,9 +197,13 @@ NAMED_BY_A_USER = {
     "drill/reading.py": "inside of the folder of the drill",
     "benchmark/compare/programs.py": "inside of a temporary folder of its own",
     "drill/cluster.py": "inside of a temporary folder of its own, or one that it has just made",
+    "drill/systems.py": "the same",
     "drill/task.py": "the same",
     "runtime/local_cluster/gpu_sharing.py": "inside of a temporary folder of its own",
     "transports/verbs/provider.py": "inside of the user's private folder",
+    "watch/drill_program.py": "inside of the folder of the drill",
+    "watch/entry.py": "inside of a temporary folder of its own",
+    "watch/injected.py": "inside of that folder; it runs where Lockstep is not installed",
 }
 """Files of exactly the name that a person typed, which may be a link or a pipe of theirs; and folders of our own."""
 

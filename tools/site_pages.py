@@ -16,9 +16,7 @@ OF_THE_ROOT: Mapping[str, str] = {
 }
 """Documents that people look for in the root of a repository, and their pages. ``docs/index.md`` is the site's own."""
 
-RESERVED = frozenset(
-    {"dashboard.md", "kubernetes.md", "metrics.md", "mpi.md", "ray.md", "slurm.md", "torchrun.md", "watch.md"}
-)
+RESERVED = frozenset({"ray.md"})
 """Pages with a place in the navigation that need not exist; any other one that is missing fails the build."""
 
 _BOX = re.compile(r"^> \[!(?P<kind>[A-Z]+)\]\n(?P<text>(?:^>.*\n)+)", re.MULTILINE)

@@ -61,9 +61,9 @@ def _lockstep(words: Sequence[str]) -> Iterator[str]:
     if "--" in own:
         place = own.index("--")
         own, program = own[:place], own[place + 1 :]
-        if name == "run":
+        if name in ("run", "manifest", "watch") and not any(_is_placeholder(word) for word in program):
             yield from problems(program)
-    known = flags_of(name)
+    known = flags_of(name) | (flags_of(name, own[0]) if name == "manifest" and own else frozenset())
     for word in own:
         flag = word.partition("=")[0].removeprefix("--")
         if word.startswith("--") and flag not in known and flag.removeprefix("no") not in known:
@@ -82,10 +82,10 @@ def _is_placeholder(word: str) -> bool:
 
 
 @cache
-def flags_of(command: str) -> frozenset[str]:
-    """Every flag in the help of a command."""
+def flags_of(command: str, engine: str = "") -> frozenset[str]:
+    """Every flag in the help of a command, or of one of its engines."""
     shown = io.StringIO()
-    asked = {"bench": ["--helpfull"], "compare": ["--help"]}.get(command, ["--help"])
+    asked = {"bench": ["--helpfull"], "compare": ["--help"]}.get(command, [engine, "--help"] if engine else ["--help"])
     with redirect_stdout(shown), redirect_stderr(shown):
         main([command, *asked])
         if command == "compare":

@@ -35,7 +35,7 @@ def test_every_page_has_one_place_in_the_navigation() -> None:
         ("docs/gpu.md", "see `docs/library.md`", "see [`docs/library.md`](library.md)"),
         ("docs/gpu.md", "see `library.md`", "see [`library.md`](library.md)"),
         ("docs/gpu.md", "see `gone.md`", "see `gone.md`"),
-        ("docs/gpu.md", "[a](slurm.md)", "a"),
+        ("docs/gpu.md", "[a](ray.md)", "a"),
         ("docs/gpu.md", "> [!CAUTION]\n> One.\n>\n> Two.\n\nMore", '!!! danger ""\n\n    One.\n\n    Two.\n\nMore'),
         ("docs/gpu.md", "```\n[a](../LICENSE)\n```", "```\n[a](../LICENSE)\n```"),
     ],
@@ -54,11 +54,10 @@ def test_a_page_is_found_by_its_file() -> None:
 def test_only_reserved_places_may_be_empty() -> None:
     nav: list[object] = [
         "index.md",
-        {"Guides": [{"Slurm": "slurm.md"}, {"Gone": "gone.md"}]},
-        {"Metrics": "metrics.md"},
+        {"Guides": [{"Ray": "ray.md"}, {"Gone": "gone.md"}]},
     ]
     assert without_missing(nav, {"index.md"}) == ["index.md", {"Guides": [{"Gone": "gone.md"}]}]
-    assert without_missing(nav, {"index.md", "slurm.md", "metrics.md"}) == nav
+    assert without_missing(nav, {"index.md", "ray.md"}) == nav
 
 
 def test_what_a_page_loads_from_elsewhere_is_found() -> None:

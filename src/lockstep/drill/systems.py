@@ -7,7 +7,6 @@ the watcher wrote to ``events.jsonl``.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import signal
@@ -22,6 +21,7 @@ from typing import Any, Final
 
 import lockstep
 from lockstep.drill.result import DrillResult
+from lockstep.foreign import read_json
 from lockstep.protocol.core.causes import Cause, ReportKind
 from lockstep.runtime.processes import descendants, send_signal
 
@@ -124,7 +124,7 @@ def watched(command: list[str], folder: Path, *flags: str) -> Iterator[subproces
 def events_in(folder: Path) -> list[dict[str, Any]]:
     path = folder / "run" / "events.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
-    return [json.loads(line) for line in lines]
+    return [read_json(line) for line in lines]
 
 
 def _first_word(folder: Path, mark: Path) -> dict[str, Any] | None:
