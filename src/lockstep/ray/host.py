@@ -1,0 +1,101 @@
+"""One task of a job, inside an actor of Ray: keeps its program running and tells everybody where it is.
+
+A plain class; ``running.py`` makes an actor of it. Ray starts it again where it or its node was lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+from lockstep.foreign import plain
+from lockstep.private_files import replace_file
+from lockstep.ray.ends import TaskEnd
+from lockstep.ray.handover import ERROR, HOSTS, MOST_ERROR, RESULT, TRAIN
+from lockstep.runtime import processes
+from lockstep.runtime.startup import tf_config
+from lockstep.transports.control import host_names
+from lockstep.transports.control.ports import PortRange, ReservedPort
+
+PORTS: Final = PortRange(20000, 29999)
+"""Between the ports of Ray's own processes and those that kernels hand out."""
+
+ASK_SECONDS: Final = 1.0
+_OF_LAUNCHERS: Final = ("RANK", "WORLD_SIZE")
+"""What a driver below torchrun would pass on; ``lockstep.join`` would believe it."""
+
+Exchange = Callable[[str], Mapping[str, str]]
+"""Tells the directory the own address; returns all names with their addresses."""
+
+
+class TaskHost:
+    """What the actor does."""
+
+    def __init__(self, label: str, address: str, exchange: Exchange) -> None:
+        self._label = label
+        self._address = address
+        self._exchange = exchange
+        self._reserved: ReservedPort | None = None
+        self._ended = threading.Event()
+
+    def __repr__(self) -> str:
+        """Ray writes it before every line of this task."""
+        return self._label
+
+    def place(self) -> int:
+        """A port for this task, held until it is started. After a loss it stays the same on every node."""
+        self._reserved = ReservedPort(self._address, PORTS)
+        return self._reserved.port
+
+    def run(self, train: bytes, config: str, restarts: int) -> TaskEnd:
+        """Run the program to its end."""
+        with tempfile.TemporaryDirectory(prefix="lockstep-ray-") as name:
+            folder = Path(name)
+            replace_file(folder / TRAIN, train)
+            self._look_up(folder)
+            asker = threading.Thread(target=self._keep_looking_up, args=(folder,), name="addresses", daemon=True)
+            asker.start()
+            try:
+                return self._run(folder, config, restarts)
+            finally:
+                self._ended.set()
+                asker.join(ASK_SECONDS)
+
+    def _run(self, folder: Path, config: str, restarts: int) -> TaskEnd:
+        program = (sys.executable, "-m", "lockstep.ray.program", str(folder))
+        command = (sys.executable, "-m", "lockstep", "run", f"--restarts={restarts}", "--", *program)
+        environment = {name: value for name, value in os.environ.items() if name not in _OF_LAUNCHERS}
+        environment |= {
+            tf_config.VARIABLE: config,
+            host_names.VARIABLE: str(folder / HOSTS),
+            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        }
+        if self._reserved is not None:
+            self._reserved.close()
+        code = subprocess.call(processes.dies_with_this_process(command), env=environment, stdin=subprocess.DEVNULL)
+        if code < 0:
+            # "lockstep run" itself was killed: nobody but Ray can start this task again.
+            os.kill(os.getpid(), signal.SIGKILL)
+        raised = plain(_content(folder / ERROR).decode(errors="replace"), MOST_ERROR)
+        return TaskEnd(code, _content(folder / RESULT), raised)
+
+    def _keep_looking_up(self, folder: Path) -> None:
+        while not self._ended.wait(ASK_SECONDS):
+            # The directory may be lost, too, and come back: the addresses so far are good until then.
+            with contextlib.suppress(Exception):
+                self._look_up(folder)
+
+    def _look_up(self, folder: Path) -> None:
+        replace_file(folder / HOSTS, host_names.as_hosts_file(dict(self._exchange(self._address))))
+
+
+def _content(file: Path) -> bytes:
+    return file.read_bytes() if file.exists() else b""
