@@ -1,0 +1,106 @@
+"""Ray for real: a cluster of three nodes on this machine, with a killed actor, a killed server and a killed node."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from engines.trainings import digests
+from helpers.programs import Finished, Program
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+
+HERE = Path(__file__).parent
+STEPS = "--steps=60"
+SLOWLY = (STEPS, "--pace=0.3")
+PATIENCE = 300.0
+
+
+@dataclass(frozen=True)
+class RayCluster:
+    """Where it is, and which process is its head's."""
+
+    address: str
+    head: int
+
+    @contextlib.contextmanager
+    def driver(self, *words: str) -> Iterator[Program]:
+        variables = {"RAY_ADDRESS": self.address, "RAY_DEDUP_LOGS": "0", "OMP_NUM_THREADS": "1", "PYTHONPATH": PATHS}
+        with Program((sys.executable, str(HERE / "trains_on_ray.py"), *words), variables) as program:
+            yield program
+
+
+PATHS = os.pathsep.join(str(folder) for folder in (HERE.parents[1] / "src", HERE.parent))
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RayCluster]:
+    variables = {"RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1", "PYTHONPATH": PATHS}
+    with Program((sys.executable, str(HERE / "ray_cluster.py")), variables) as program:
+        program.wait_for("cluster ", PATIENCE)
+        found = re.search(r"cluster (\S+) raylet (\d+)\n", program.stdout())
+        assert found is not None
+        yield RayCluster(found[1], int(found[2]))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(cluster: RayCluster) -> set[str]:
+    with cluster.driver(STEPS) as program:
+        return trained(program)
+
+
+def trained(program: Program) -> set[str]:
+    """The bits that a driver's job ended with; its logs and results have reached the driver."""
+    done = program.wait(PATIENCE)
+    assert done.code == 0, done
+    assert "['done', 'done']" in done.stdout, done
+    return digests(printed(done))
+
+
+def printed(done: Finished) -> str:
+    return done.stdout + done.stderr
+
+
+def actor_of(task: str, program: Program) -> int:
+    """Ray writes it before every line of that task."""
+    return int(re.findall(rf"\({task} pid=(\d+)", program.stdout() + program.stderr())[-1])
+
+
+def test_a_killed_actor_comes_back_to_the_same_bits(cluster: RayCluster, undisturbed: set[str]) -> None:
+    with cluster.driver(*SLOWLY) as program:
+        program.wait_for("step 10\n", PATIENCE)
+        former = actor_of("worker 1", program)
+        os.kill(former, signal.SIGKILL)
+        assert trained(program) == undisturbed
+        assert actor_of("worker 1", program) != former
+        assert "worker:0/task:1" in program.stdout() + program.stderr()
+
+
+def test_a_killed_server_takes_the_job_back_to_its_checkpoint(
+    cluster: RayCluster, undisturbed: set[str], tmp_path: Path
+) -> None:
+    with cluster.driver(*SLOWLY, f"--train_dir={tmp_path}", "--save_model_steps=5") as program:
+        program.wait_for("step 20\n", PATIENCE)
+        os.kill(actor_of("ps 0", program), signal.SIGKILL)
+        assert trained(program) == undisturbed
+
+
+def test_a_killed_node_gives_its_task_to_another_one(cluster: RayCluster, undisturbed: set[str]) -> None:
+    """The last test: a node is missing from then on."""
+    with cluster.driver(*SLOWLY) as program:
+        program.wait_for("step 10\n", PATIENCE)
+        nodes = {task: psutil.Process(actor_of(task, program)).ppid() for task in ("worker 0", "worker 1")}
+        task, node = next((task, node) for task, node in nodes.items() if node != cluster.head)
+        os.kill(node, signal.SIGKILL)
+        assert trained(program) == undisturbed
+        assert psutil.pid_exists(cluster.head)
+        assert actor_of(task, program)
