@@ -24,6 +24,7 @@ from lockstep.protocol.core.ids import Role
 from lockstep.ray.ends import TaskEnd
 from lockstep.ray.handover import ERROR, HOSTS, MOST_ERROR, RESULT, TRAIN
 from lockstep.runtime import processes
+from lockstep.runtime.monitor.door import ALL_VARIABLE
 from lockstep.runtime.startup import tf_config
 from lockstep.terminal import say
 from lockstep.transports.control import host_names
@@ -83,6 +84,7 @@ class TaskHost:
         environment = {name: value for name, value in os.environ.items() if name not in _OF_LAUNCHERS}
         environment |= {
             tf_config.VARIABLE: config,
+            ALL_VARIABLE: "1",
             host_names.VARIABLE: str(folder / HOSTS),
             "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
         }

@@ -117,7 +117,7 @@ class _Tasks:
             .options(
                 name=plan.name(task),
                 max_restarts=plan.restarts,
-                max_task_retries=plan.restarts,
+                max_task_retries=-1,  # a call counts a retry each second until Ray knows that a node is lost
                 scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, place),
                 **actor_options(plan.resources(task)),
             )
