@@ -61,6 +61,8 @@ def cluster() -> Iterator[RayCluster]:
         found = re.search(r"cluster (\S+) jobs (\S+) raylet (\d+)\n", program.stdout())
         assert found is not None
         yield RayCluster(found[1], found[2], int(found[3]))
+        program.signal(signal.SIGTERM)  # or it leaves its address behind, where the next ray.init() looks for a cluster
+        program.wait(PATIENCE)
 
 
 @pytest.fixture(scope="module")
