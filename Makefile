@@ -68,7 +68,7 @@ wheel: $(STAMP)
 	$(BIN)/python -m pytest -q -m wheel tests/test_wheel.py
 
 # Jobs on engines that people have, for real: Slurm, torchrun, Open MPI, as root on a Debian machine, which gets them
-# installed. Of Kubernetes only the pods, in network namespaces, and the published schemas, in an environment above
+# installed; Ray. Of Kubernetes only the pods, in network namespaces, and the published schemas, in an environment above
 # .venv's. Fails where they cannot be had.
 ENGINES := .venv-engines
 test-engines: $(ENGINES)/.installed
@@ -78,7 +78,8 @@ $(ENGINES)/.installed: $(STAMP) constraints.txt pyproject.toml
 	test -x $(ENGINES)/bin/python || $(BIN)/python -m venv $(ENGINES)
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > \
 	  "$$($(ENGINES)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/below.pth"
-	$(ENGINES)/bin/python -m pip install --quiet -c constraints.txt kubernetes-validate kubeflow-training kubeflow-trainer-api
+	$(ENGINES)/bin/python -m pip install --quiet -c constraints.txt kubernetes-validate kubeflow-training \
+	  kubeflow-trainer-api 'ray[default]'
 	touch $@
 
 # What people on call use, beside the real programs: Debian's packages prometheus and prometheus-alertmanager (the

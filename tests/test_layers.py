@@ -29,6 +29,7 @@ LAYERS: dict[str, set[str]] = {
     "training": {"protocol", "security", "transports", "runtime"},
     "library": {"protocol", "security", "transports", "runtime", "training"},
     "integrations": {"library"},
+    "ray": {"protocol", "transports", "runtime"},
     "benchmark": {"protocol", "runtime", "security", "training"},
     "cli": {
         "protocol",
@@ -65,6 +66,7 @@ LIBRARIES: dict[str, set[str]] = {
     "training": {"safetensors", "torch"},
     "library": {"numpy", "safetensors", "torch"},
     "integrations": {"lightning", "torch"},
+    "ray": {"ray"},
     "benchmark": {
         *("PIL", "cv2", "google", "google_crc32c", "numpy", "psutil", "safetensors", "simplejpeg"),
         *("tensorboard", "timm", "torch", "torchvision"),

@@ -54,7 +54,7 @@ NOT_IMPORTED: Final = {
     "mkdocs-material": "make docs",
     "mkdocstrings": "make docs",
 }
-NOT_LOCKED: Final = frozenset({"mkdocs-material", "mkdocstrings", "nixl-cu13"})
+NOT_LOCKED: Final = frozenset({"mkdocs-material", "mkdocstrings", "nixl-cu13", "ray"})
 """Of extras that `make` installs in an environment of their own, or not at all; constraints.txt has their versions."""
 
 

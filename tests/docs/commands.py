@@ -142,6 +142,13 @@ def _make(words: Sequence[str]) -> Iterator[str]:
     yield from (f"there is no target {word}" for word in words if "=" not in word and word not in targets)
 
 
+def _ray(words: Sequence[str]) -> Iterator[str]:
+    if list(words[:2]) != ["job", "submit"] or "--" not in words:
+        yield f"'ray {' '.join(words)}' is not 'ray job submit ... -- PROGRAM'"
+    else:
+        yield from problems(words[list(words).index("--") + 1 :])
+
+
 def _pip(words: Sequence[str]) -> Iterator[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     for word in words:
@@ -158,5 +165,6 @@ _CHECKS: dict[str, Callable[[Sequence[str]], Iterator[str]]] = {
     "make": _make,
     "pip": _pip,
     "python": _python,
+    "ray": _ray,
     "torchrun": _torchrun,
 }

@@ -17,7 +17,7 @@ import pytest
 from docs.commands import HARMLESS, problems
 from docs.fences import Fence, fences, inline, of_language
 
-CALLED = {"lockstep", "python", "torchrun", "srun", "mpirun", "make", "pip", "sudo", *HARMLESS}
+CALLED = {"lockstep", "python", "torchrun", "srun", "mpirun", "make", "pip", "ray", "sudo", *HARMLESS}
 STAND_IN = """#!{bash}
 printf '%s\\0' "${{0##*/}}" "$@" >> "$CALLS"
 printf '\\n' >> "$CALLS"
@@ -96,6 +96,7 @@ def test_every_command_in_a_sentence_is_one(page: str) -> None:
         "python -m tools.gone",
         "make tset",
         "pip install '.[dtaa]'",
+        "ray job submit --working-dir=. -- python examples/gone.py",
         "ls",
     ],
 )

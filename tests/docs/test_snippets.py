@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import lockstep
+import lockstep.ray
 from docs.fences import ROOT, Fence, fences, of_language
 from lockstep.library.job import Job
 
@@ -31,7 +32,7 @@ def _complete(text: str) -> str:
 
 def problems(node: ast.AST) -> Iterator[str]:
     if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-        if node.value.id == "lockstep" and node.attr not in lockstep.__all__:
+        if node.value.id == "lockstep" and node.attr not in (*lockstep.__all__, "ray"):
             yield f"lockstep.{node.attr} does not exist"
         if node.value.id == "job" and not hasattr(Job, node.attr):
             yield f"job.{node.attr} does not exist"
@@ -54,6 +55,8 @@ def _ours(called: ast.expr) -> Callable[..., Any] | None:
     match called:
         case ast.Attribute(value=ast.Name(id="lockstep"), attr=name) if name in lockstep.__all__:
             found = getattr(lockstep, name)
+        case ast.Attribute(value=ast.Attribute(value=ast.Name(id="lockstep"), attr="ray"), attr=name):
+            found = getattr(lockstep.ray, name)
         case ast.Attribute(value=ast.Name(id="job"), attr=name):
             found = getattr(Job, name, None)
     return found
@@ -64,6 +67,7 @@ def _ours(called: ast.expr) -> Callable[..., Any] | None:
     [
         "lockstep.jion()",
         "lockstep.join(server=1)",
+        "lockstep.ray.run(print, server=1)",
         "job.all_reduced(1)",
         "job.clip_grad_norm_(1.0, norm=2)",
         "from lockstep.integrations.accelerate import atach",

@@ -48,7 +48,7 @@ from lockstep.protocol.core.timing import (
     USER_CODE_SECONDS,
 )
 from lockstep.runtime.compared import compared_run
-from lockstep.runtime.monitor.door import RunLink, run_link
+from lockstep.runtime.monitor.door import ALL_VARIABLE, RunLink, run_link
 from lockstep.runtime.monitor.sidecar import SidecarError, start_sidecar
 from lockstep.runtime.phrases import ask_with
 from lockstep.runtime.startup.cluster import DEFAULT_PROTOCOL, ON_STALL, ClusterSpec, cluster_problems
@@ -265,7 +265,7 @@ def join_with(arguments: JoinArguments, environ: Mapping[str, str]) -> Job:
             arguments.keeping,
             launched=bare,
             carrier=carrier,
-            life=life_of(link, can_be_told=arguments.launched or not cluster.shape.servers),
+            life=life_of(link, can_be_told=arguments.launched or not cluster.shape.servers or ALL_VARIABLE in environ),
         )
         assert cluster.task is not None
         serves = cluster.task.role is Role.SERVER

@@ -24,6 +24,8 @@ from lockstep.runtime.monitor.reporter import TaskReporter
 from lockstep.transports.control.ports import PortRange
 
 RUN_VARIABLE: Final = "LOCKSTEP_RUN"
+ALL_VARIABLE: Final = "LOCKSTEP_RUN_HAS_ALL"
+"""Set by an engine that starts every task of a job, its servers too, below ``lockstep run``."""
 MAX_BYTES: Final = 1 << 20
 ANSWER_SECONDS: Final = 30.0
 """``lockstep run`` answers at once; on a machine that is starting a hundred tasks it takes longer."""

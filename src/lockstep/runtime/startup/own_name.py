@@ -20,6 +20,7 @@ from lockstep.transports.control.addresses import (
     parse_address,
     resolve,
 )
+from lockstep.transports.control.host_names import listed_address
 
 POD_VARIABLE = "KUBERNETES_SERVICE_HOST"
 """The kubelet sets it in every container."""
@@ -37,6 +38,8 @@ def with_own_address(
         own = parse_address(spec.address_of(spec.task))
     except AddressError:
         return spec  # the rules of the lists have a sentence about it
+    if (listed := listed_address(own.host)) is not None:
+        return dataclasses.replace(spec, bind=listed)
     if own.literal is not None or own.host.lower() == "localhost" or _leads_here(own.host):
         return spec
     here = machine_address()

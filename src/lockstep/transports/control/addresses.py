@@ -13,6 +13,8 @@ import socket
 import threading
 from dataclasses import dataclass
 
+from lockstep.transports.control.host_names import listed_address
+
 RESOLVE_DEADLINE = 10.0
 """Seconds that a name server may take. The C library's resolver has no deadline to set."""
 
@@ -129,6 +131,8 @@ def resolve(host: str, deadline: float = RESOLVE_DEADLINE) -> tuple[IPAddress, .
     literal = _ip(host)
     if literal is not None:
         return (literal,)
+    if (listed := listed_address(host)) is not None:
+        return (ipaddress.ip_address(listed),)
     answers: list[tuple[IPAddress, ...] | OSError] = []
     # On its own thread, because getaddrinfo takes no deadline; it is a daemon and ends with its answer.
     asker = threading.Thread(target=_look_up, args=(host, answers), name=f"resolve {host}", daemon=True)
@@ -140,6 +144,13 @@ def resolve(host: str, deadline: float = RESOLVE_DEADLINE) -> tuple[IPAddress, .
     if isinstance(answer, OSError):
         raise AddressError(f"the name {host!r} does not resolve ({answer.strerror or answer}).")
     return answer
+
+
+def where_now(address: str) -> str:
+    """``host:port`` for libraries that resolve names themselves: a name that only we know becomes its address."""
+    host, _, port = address.rpartition(":")
+    listed = listed_address(host)
+    return address if listed is None else str(Address(listed, int(port)))
 
 
 def _look_up(host: str, answers: list[tuple[IPAddress, ...] | OSError]) -> None:

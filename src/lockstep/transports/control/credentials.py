@@ -13,6 +13,7 @@ from typing import Final
 
 from lockstep.security.certificates import NAME, Certificates, certificates_for
 from lockstep.security.chosen import chosen_key
+from lockstep.transports.control.addresses import where_now
 from lockstep.transports.quiet_grpc import grpc, tls_session
 
 Options = list[tuple[str, int]]
@@ -64,7 +65,7 @@ def channel_to(address: str, options: Options) -> grpc.Channel:
     if own is None:
         return plain_channel_to(address, options)
     named = [*options, ("grpc.ssl_target_name_override", NAME), ("grpc.ssl_session_cache", _session(own, address))]
-    return grpc.secure_channel(f"dns:///{address}", _client_side(own), options=named)
+    return grpc.secure_channel(f"dns:///{where_now(address)}", _client_side(own), options=named)
 
 
 @functools.lru_cache(_MOST_SESSIONS)
@@ -77,4 +78,4 @@ def _session(_own: Certificates, _address: str) -> object:
 
 def plain_channel_to(address: str, options: Options) -> grpc.Channel:
     """The same without proof, for ``--insecure`` and to find out who was started with it."""
-    return grpc.insecure_channel(f"dns:///{address}", options=options)
+    return grpc.insecure_channel(f"dns:///{where_now(address)}", options=options)
