@@ -11,13 +11,7 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tools.site_pages import OF_THE_ROOT, for_the_site, without_missing  # noqa: E402 - MkDocs loads this file by its path
-
-
-def on_config(config: Any) -> Any:
-    pages = {path.name for path in (ROOT / "docs").glob("*.md")} | set(OF_THE_ROOT.values())
-    config.nav = without_missing(config.nav, pages)
-    return config
+from tools.site_pages import OF_THE_ROOT, for_the_site  # noqa: E402 - MkDocs loads this file by its path
 
 
 def on_files(files: Files, config: Any) -> Files:

@@ -16,9 +16,6 @@ OF_THE_ROOT: Mapping[str, str] = {
 }
 """Documents that people look for in the root of a repository, and their pages. ``docs/index.md`` is the site's own."""
 
-RESERVED = frozenset({"ray.md"})
-"""Pages with a place in the navigation that need not exist; any other one that is missing fails the build."""
-
 _BOX = re.compile(r"^> \[!(?P<kind>[A-Z]+)\]\n(?P<text>(?:^>.*\n)+)", re.MULTILINE)
 """As code hosts write it."""
 _BOXES = {"CAUTION": "danger", "IMPORTANT": "info", "NOTE": "note", "TIP": "tip", "WARNING": "warning"}
@@ -41,8 +38,6 @@ def for_the_site(text: str, path: str, pages: Collection[str]) -> str:
         page = page_of(posixpath.normpath(posixpath.join(folder, target)))
         if page is None:
             return f"{found['text']} (`{posixpath.normpath(posixpath.join(folder, target))}`)"
-        if page in RESERVED and page not in pages:
-            return found["text"]
         return f"[{found['text']}]({page}{'#' * bool(anchor)}{anchor})"
 
     def mention(found: re.Match[str]) -> str:
@@ -66,22 +61,6 @@ def page_of(path: str) -> str | None:
         return OF_THE_ROOT[path]
     folder, name = posixpath.split(path)
     return name if folder == "docs" and name.endswith(".md") else None
-
-
-def without_missing(nav: list[object], pages: Collection[str]) -> list[object]:
-    """The navigation without reserved places that nobody has filled."""
-
-    def is_missing(place: object) -> bool:
-        return isinstance(place, str) and place in RESERVED and place not in pages
-
-    kept: list[object] = []
-    for entry in nav:
-        if not isinstance(entry, dict):
-            kept += [] if is_missing(entry) else [entry]
-        elif not any(is_missing(place) for place in entry.values()):  # an entry has one name
-            inner = {name: without_missing(at, pages) for name, at in entry.items() if isinstance(at, list)}
-            kept.append(entry | inner)
-    return kept
 
 
 def _outside_fences(text: str, change: Callable[[str], str]) -> str:
