@@ -20,7 +20,7 @@ from typing import Any
 from torch.utils.data import dataloader
 
 from lockstep.protocol.core.messages import LoopCount
-from lockstep.runtime.watch.stacks import short_path
+from lockstep.runtime.watch.stacks import frame_of, short_path
 
 MAX_FRAMES = 100
 MAX_KNOWN = 4096
@@ -155,6 +155,6 @@ def count_batches() -> None:
 
 def own_loops(thread: int) -> tuple[LoopCount, ...]:
     """Where the program is in all of its loops; ``thread`` is in the call that makes a step."""
-    frame = sys._getframe(1) if threading.get_ident() == thread else sys._current_frames().get(thread)
+    frame = sys._getframe(1) if threading.get_ident() == thread else frame_of(thread)
     taken = _taken.get(thread)
     return (*loops_around(frame), *([] if taken is None else [taken]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 import types
@@ -17,7 +18,7 @@ from helpers.waiting import wait_until
 from lockstep.drill_stubs import compiler_that_takes_long
 from lockstep.protocol.core.activity import Code
 from lockstep.runtime.processes import uses_device
-from lockstep.runtime.watch.stacks import Dwelling, frames_of, place_in_program, whose_code
+from lockstep.runtime.watch.stacks import Dwelling, frame_of, frames_of, place_in_program, whose_code
 
 PROGRAM = """
 def helper(steps):
@@ -130,3 +131,27 @@ def test_where_no_device_is_used_nothing_is_a_device_call(on_device: bool, where
 
 def test_a_process_that_has_opened_no_gpu_uses_none() -> None:
     assert not uses_device(1 << 30), "there is no such process"
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_no_garbage_is_collected_while_the_interpreter_looks_at_its_threads(
+    collects: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Up to Python 3.11 the process would lock up now and then."""
+    seen: list[bool] = []
+    real = sys._current_frames
+
+    def looked() -> dict[int, types.FrameType]:
+        seen.append(gc.isenabled())
+        return real()
+
+    monkeypatch.setattr(sys, "_current_frames", looked)
+    before = gc.isenabled()
+    (gc.enable if collects else gc.disable)()
+    try:
+        frame = frame_of(threading.get_ident())
+        assert gc.isenabled() is collects
+    finally:
+        (gc.enable if before else gc.disable)()
+    assert frame is not None
+    assert seen == [False]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import gc
 import sys
 import sysconfig
+import threading
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,9 +24,28 @@ def frames_of(ident: int | None, limit: int | None = MAX_FRAMES) -> list[str]:
     return [_line(code, line, line) for code, line in _walk(ident)[:limit]]
 
 
+_ONE_AT_A_TIME = threading.Lock()
+
+
+def frame_of(ident: int | None) -> FrameType | None:
+    """Where a thread of this process is; None if there is no such thread.
+
+    No garbage is collected meanwhile: up to Python 3.11 that can lock up the whole process, because the interpreter
+    holds a lock here that the end of an object may need (python/cpython issue 106883).
+    """
+    with _ONE_AT_A_TIME:
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            return sys._current_frames().get(ident or 0)
+        finally:
+            if collects:
+                gc.enable()
+
+
 def _walk(ident: int | None) -> list[tuple[CodeType, int]]:
     """Code and line of each frame, the innermost first. No frame is kept: it would keep its tensors alive."""
-    frame: FrameType | None = sys._current_frames().get(ident or 0)
+    frame = frame_of(ident)
     found = []
     while frame is not None:
         found.append((frame.f_code, frame.f_lineno or 0))
