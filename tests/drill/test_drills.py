@@ -55,11 +55,9 @@ def test_a_drill_is_explained_in_time_in_a_cluster_of_64_tasks(name: str) -> Non
     assert result.status == "passed", result
 
 
-def test_the_catalogue_covers_the_reports_and_the_groups() -> None:
+def test_the_catalogue_covers_every_cause_and_group() -> None:
     assert len(DRILLS) >= 25
     assert len({drill.name for drill in DRILLS}) == len(DRILLS)
-    for number in (1, 2, 3):
-        assert any(drill.story.startswith(f"report {number}:") for drill in DRILLS)
     said = {drill.cause for drill in DRILLS}
     not_ours = {Cause.NOT_ENTERED, Cause.OTHER_CALL}  # of other jobs; of calls: tests/library/test_talking.py
     never_drilled = set(Cause) - said - {Cause.OUT_OF_MEMORY, Cause.NO_PATH, Cause.STOPPED, Cause.DRIFTED} - not_ours

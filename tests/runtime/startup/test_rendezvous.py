@@ -79,10 +79,15 @@ def test_the_next_life_of_a_rank_that_was_lost_while_all_meet_takes_its_place() 
     gathering.start()
     lost = rendezvous._reach(meeting(1, 3, port), time.monotonic() + 10, lambda _: None)
     lost.send(json.dumps({"rank": 1, "world": 3, "port": 4001, "host": "127.0.0.1"}).encode(), time.monotonic() + 10)
+    again = threading.Thread(target=lambda: met.update(again=meet(meeting(1, 3, port), 4001, lambda _: None)))
+    again.start()
+    lost.socket.settimeout(20)
+    assert lost.socket.recv(1) == b""  # its place is taken
     lost.close()
-    assert meet_all([meeting(1, 3, port), meeting(2, 3, port)]) == [tuple_of(3)] * 2
-    gathering.join(20)
-    assert met == {"all": tuple_of(3)}
+    assert meet(meeting(2, 3, port), 4002, lambda _: None) == tuple_of(3)
+    for thread in (gathering, again):
+        thread.join(20)
+    assert met == {"all": tuple_of(3), "again": tuple_of(3)}
 
 
 def tuple_of(world: int) -> tuple[str, ...]:

@@ -116,6 +116,8 @@ class _Host:
         self._ports = {0: port}
         self._guests: dict[int, ProvenSocket] = {}
         self._places: dict[int, tuple[str, int]] = {}
+        self._answer = b""
+        """The list, once all are there."""
         self._over = False
 
     def gather(self) -> tuple[str, ...]:
@@ -130,17 +132,22 @@ class _Host:
                 opened.callback(door.close)
             opened.callback(self._see_guests_off)
             self._wait_for_all()
-            hosts = self._hosts()
-            line = json.dumps({"hosts": hosts}).encode()
-            for guest in self._guests.values():
-                with contextlib.suppress(ProofError):  # it has ended; its own output says why
-                    guest.send(line, time.monotonic() + TALK_SECONDS)
+            with self._changed:
+                hosts, guests = self._hosts(), list(self._guests.values())
+                self._answer = json.dumps({"hosts": hosts}).encode()
+            for guest in guests:
+                self._tell(guest)
         return tuple(hosts)
+
+    def _tell(self, guest: ProvenSocket) -> None:
+        with contextlib.suppress(ProofError):  # it has ended; its own output says why
+            guest.send(self._answer, time.monotonic() + TALK_SECONDS)
 
     def _see_guests_off(self) -> None:
         with self._changed:
             self._over = True
-        for guest in self._guests.values():
+            guests = list(self._guests.values())
+        for guest in guests:
             guest.close()
 
     def _listen(self, host: str) -> socket.socket:
@@ -181,6 +188,8 @@ class _Host:
         if problem:
             guest.send(json.dumps({"problem": problem}).encode(), time.monotonic() + TALK_SECONDS)
             guest.close()
+        elif self._answer:  # the next life of a rank that was lost just before the list was made
+            self._tell(guest)
 
     def _believed(self, claim: Claim) -> Parties:
         return self._meeting.parties(claim.dialer, claim.dialer_life)
