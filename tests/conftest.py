@@ -23,9 +23,14 @@ def pytest_configure() -> None:
     # Processes that a test's own child left behind come back to us and are seen, instead of going to init.
     become_subreaper()
     # Tests and the programs that they start have a key of their own and never touch the user's.
+    _forget_keys()
+    os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(prefix="lockstep-test-config-")
+
+
+def _forget_keys() -> None:
+    """Commands set these for their children, also where a test calls them in its own process."""
     for variable in ("LOCKSTEP_KEY_FILE", "LOCKSTEP_INSECURE"):
         os.environ.pop(variable, None)
-    os.environ["XDG_CONFIG_HOME"] = tempfile.mkdtemp(prefix="lockstep-test-config-")
 
 
 def pytest_unconfigure() -> None:
@@ -36,6 +41,7 @@ def pytest_unconfigure() -> None:
 def _leaves_nothing_behind() -> Iterator[None]:
     before = take_stock()
     yield
+    _forget_keys()
     leaks = leaks_since(before)
     if leaks:
         end_leaked_processes(before)
