@@ -56,7 +56,7 @@ def test_sigterm_of_one_program_is_told_and_is_a_loss() -> None:
             program.wait_for("worker 1 received SIGTERM and leaves", TOLD_SECONDS)
         assert other.wait(12).code == 143
         for program in (server, chief):
-            assert "worker 1 received SIGTERM and left" in program.wait(12).stderr
+            assert "Worker 1 received SIGTERM and left" in program.wait(12).stderr
 
 
 @pytest.mark.slow

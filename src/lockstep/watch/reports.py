@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from lockstep.diagnose.page import page
 from lockstep.diagnose.text import notice_line, render
 from lockstep.diagnose.verdict import Diagnosis
 from lockstep.protocol.core.causes import ReportKind
@@ -55,7 +54,6 @@ class Reports:
         files = {
             f"{REPORT}.txt": render(kind, diagnosis).encode(),
             f"{REPORT}.json": diagnosis.to_json(),
-            f"{REPORT}.html": page(kind, diagnosis),
             **{DUMP.format(rank): dump for rank, dump in dumps.items()},
         }
         left = self._folder.write(files)
