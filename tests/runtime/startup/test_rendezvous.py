@@ -12,6 +12,7 @@ from dataclasses import replace
 import pytest
 
 from helpers.ports import free_port
+from helpers.waiting import wait_until
 from lockstep.runtime.startup import rendezvous
 from lockstep.runtime.startup.rendezvous import RendezvousError, RendezvousSpec, meet, own_addresses
 from lockstep.transports.control.addresses import Address, IPAddress
@@ -75,15 +76,17 @@ def test_two_processes_with_one_rank() -> None:
 def test_the_next_life_of_a_rank_that_was_lost_while_all_meet_takes_its_place() -> None:
     port = free_port()
     met: dict[str, tuple[str, ...]] = {}
-    gathering = threading.Thread(target=lambda: met.update(all=meet(meeting(0, 3, port), 4000, lambda _: None)))
+    host = rendezvous._Host(meeting(0, 3, port), 4000, lambda _: None)
+    gathering = threading.Thread(target=lambda: met.update(all=host.gather()))
     gathering.start()
     lost = rendezvous._reach(meeting(1, 3, port), time.monotonic() + 10, lambda _: None)
     lost.send(json.dumps({"rank": 1, "world": 3, "port": 4001, "host": "127.0.0.1"}).encode(), time.monotonic() + 10)
+    wait_until(lambda: 1 in host._guests, 10, "the rank is in the list")
+    former = host._guests[1]
+    lost.close()
     again = threading.Thread(target=lambda: met.update(again=meet(meeting(1, 3, port), 4001, lambda _: None)))
     again.start()
-    lost.socket.settimeout(20)
-    assert lost.socket.recv(1) == b""  # its place is taken
-    lost.close()
+    wait_until(lambda: host._guests.get(1, former) is not former, 10, "its place is taken")
     assert meet(meeting(2, 3, port), 4002, lambda _: None) == tuple_of(3)
     for thread in (gathering, again):
         thread.join(20)
