@@ -92,6 +92,8 @@ COVERED: Final[Mapping[str, Fed | Exempt]] = MappingProxyType(
         "protocol/core/faults.py": _by("planted faults"),
         "runtime/checkpoint/folder.py": _by("checkpoint: manifest"),
         "runtime/checkpoint/resuming.py": _by("state of a worker", "state of a program"),
+        "ray/host.py": OWN_CHILD,
+        "ray/program.py": Exempt("the user's own function, in a folder of this user; Ray has brought it"),
         "runtime/compared.py": OWN_CHILD,
         "runtime/cores.py": KERNEL,
         "runtime/local_cluster/gpu_sharing.py": OWN_CHILD,
@@ -134,6 +136,9 @@ COVERED: Final[Mapping[str, Fed | Exempt]] = MappingProxyType(
         "transports/control/callers.py": _by("live ports"),
         "transports/control/codec.py": _by("control: ", "machine: ", "member: "),
         "transports/control/generate.py": OWN_PACKAGE,
+        "transports/control/host_names.py": Exempt(
+            "lines that are compared with a name, and an address that is checked"
+        ),
         "transports/control/monitor_client.py": _by("control: SnapshotReply", "JSON"),
         "transports/control/tcp_probe.py": _by("first words of another program"),
         "transports/memory.py": KERNEL,
