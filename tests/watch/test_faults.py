@@ -7,7 +7,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 
 from helpers.ports import free_port
+from helpers.waiting import wait_until
 from lockstep.cli.main import main
 from lockstep.drill.result import DrillStatus
 from lockstep.drill.systems import PROGRAM, SYSTEM_DRILLS, SYSTEMS, SystemDrill, events_in, run_system_drill, torchrun
@@ -28,11 +28,11 @@ DRILLS = {drill.name: drill for drill in SYSTEM_DRILLS}
 
 
 def wait_for(what: Callable[[], Any], output: Path) -> Any:
-    deadline = time.monotonic() + PATIENCE
-    while not (found := what()):
-        assert time.monotonic() < deadline, output.read_text(errors="replace")
-        time.sleep(0.05)
-    return found
+    """Fails with what was printed."""
+    try:
+        return wait_until(what, PATIENCE, "the job has come so far")
+    except AssertionError as late:
+        raise AssertionError(output.read_text(errors="replace")) from late
 
 
 @pytest.mark.watch

@@ -5,18 +5,21 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from fuzz.watch_targets import SIGHT
 from helpers.ports import free_port
+from helpers.waiting import wait_until
 from lockstep.security.chosen import choose
 from lockstep.watch import injected
 from lockstep.watch.hosts import AllRanks, Reporting
 from lockstep.watch.local_ranks import LocalRanks
 from lockstep.watch.sight_codec import SightsError, sights_from_json, sights_to_json
+
+SECONDS = 30.0
 
 
 def test_what_a_watcher_sees_arrives_as_it_was_sent() -> None:
@@ -48,13 +51,6 @@ def host(name: str, folder: Path, rank: int, step: int) -> Iterator[LocalRanks]:
         yield ranks
 
 
-def wait_until(what: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 30
-    while not what():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def test_the_one_beside_rank_0_speaks_for_all(tmp_path: Path) -> None:
     said: list[str] = []
     address = ("127.0.0.1", free_port())
@@ -62,14 +58,18 @@ def test_the_one_beside_rank_0_speaks_for_all(tmp_path: Path) -> None:
         assert first.elsewhere() == ("::1", 1)
         with contextlib.closing(AllRanks(first, address, said.append)) as every:
             reporting = Reporting(second, address, said.append)
-            wait_until(lambda: len(every.steps()) == 2)
+            wait_until(lambda: len(every.steps()) == 2, SECONDS, "both hosts tell their steps")
             assert reporting.connected
             assert {rank: step for rank, (step, _) in every.steps().items()} == {0: 5, 1: 6}
             assert every.world == 2
             assert {rank: one.host for rank, one in every.sights(all_stacks=False).items()} == {0: "a", 1: "b"}
             assert every.silent_hosts == ()
             reporting.close()
-            wait_until(lambda: every.steps() and every.sights(all_stacks=False) and every.silent_hosts == ("b",))
+            wait_until(
+                lambda: every.steps() and every.sights(all_stacks=False) and every.silent_hosts == ("b",),
+                SECONDS,
+                "the other host is silent",
+            )
     assert said == ["the watcher on b has joined, with rank 1"]
 
 
@@ -87,7 +87,7 @@ def test_a_watcher_with_another_key_is_not_asked(tmp_path: Path, monkeypatch: py
         monkeypatch.setenv("LOCKSTEP_KEY_FILE", "")
         choose(key_file=key)
         with contextlib.closing(Reporting(second, address, said.append)) as reporting:
-            wait_until(lambda: said)
+            wait_until(lambda: said, SECONDS, "it is said")
             assert not reporting.connected
         assert set(every.steps()) == {0}
     assert "key" in said[0]

@@ -6,12 +6,14 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from helpers.waiting import wait_until
 from lockstep.drill.systems import PROGRAM, events_in
 from lockstep.protocol.core.causes import Cause, ReportKind
 from lockstep.runtime.host_network import HostNetwork, ip, run_prefix, why_not
@@ -49,13 +51,16 @@ class Job:
 
     def first_event(self, after: float) -> dict[str, Any]:
         """Of the watcher beside rank 0."""
-        deadline = time.monotonic() + PATIENCE
-        while True:
-            found = [event for event in events_in(self.folders["a"]) if event["time"] >= after]
-            if found:
-                return found[0]
-            assert time.monotonic() < deadline, self.text()
-            time.sleep(0.05)
+        found = self.wait(lambda: [event for event in events_in(self.folders["a"]) if event["time"] >= after])
+        first: dict[str, Any] = found[0]
+        return first
+
+    def wait(self, condition: Callable[[], Any]) -> Any:
+        """Fails with what the watchers have said."""
+        try:
+            return wait_until(condition, PATIENCE, "the job has come so far")
+        except AssertionError as late:
+            raise AssertionError(self.text()) from late
 
     def close(self) -> None:
         for process in self.processes:
@@ -68,10 +73,7 @@ class Job:
 
 
 def wait_for_file(path: Path, job: Job) -> float:
-    deadline = time.monotonic() + PATIENCE
-    while not path.exists():
-        assert time.monotonic() < deadline, job.text()
-        time.sleep(0.05)
+    job.wait(path.exists)
     return float(path.read_text())
 
 

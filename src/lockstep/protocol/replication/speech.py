@@ -15,7 +15,9 @@ from lockstep.protocol.replication.replica_messages import InView, Stamped
 class Speech:
     """One task's messages in one view."""
 
-    def __init__(self, task: TaskId, view: int, members: Mapping[TaskId, Incarnation], linked: Mapping[TaskId, int]):
+    def __init__(
+        self, task: TaskId, view: int, members: Mapping[TaskId, Incarnation], linked: Mapping[TaskId, int]
+    ) -> None:
         """``linked``: the incarnations that can be reached now, by task; the owner keeps it up to date."""
         self.task = task
         self.view = view
