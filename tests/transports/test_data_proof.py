@@ -116,7 +116,8 @@ def test_a_relay_at_another_address_does_not_get_between_two_members(stage: Stag
     assert b.state(b_link) == "connecting"
 
 
-def test_silent_streams_leave_room_for_members(stage: Stage) -> None:
+def test_silent_streams_leave_room_for_members(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "FIRST_SECONDS", 2 * PATIENCE)  # none goes by itself
     a, b = stage.node("/suite/a"), stage.node("/suite/b")
     with ExitStack() as silent:
         streams = [
