@@ -253,8 +253,12 @@ class Watchdog:
 
     def _longest_wait(self, now: float) -> float | None:
         """The longest wait of this task, if it is longer than usual."""
-        node, threshold = self._node, self.threshold()
-        if now - max(self._started, node.sampler.last_step_at()) < threshold:
+        node, settings = self._node, self._settings
+        moved = now - max(self._started, node.sampler.last_step_at())
+        if moved < min(settings.notice, settings.first_steps):
+            return None  # steps are short: no need to find out what is usual
+        threshold = self.threshold()
+        if moved < threshold:
             return None
         doing, _, since = node.main.now()
         longest = 0.0
