@@ -22,14 +22,16 @@ lint: $(STAMP)
 types: $(STAMP)
 	$(BIN)/mypy
 
-# Two tests at a time: most of what clusters do in tests is waiting. Those marked alone have the machine to themselves,
-# and those marked timed get a second try (tests/helpers/second_try.py).
+# Two tests at a time: most of what clusters do in tests is waiting.
 unit: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist=worksteal
 
+# Real processes. Those marked timed get a second try (tests/helpers/second_try.py), and those marked alone have the
+# machine to themselves.
+SLOW := (slow or timed) and not (rdma or long or drill or soak or docs or wheel or watch or oncall)
 test-slow: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist=worksteal -m 'slow and not rdma and not alone and not long'
-	$(BIN)/python -m pytest -q -m 'slow and not rdma and alone and not long'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist=worksteal -m '$(SLOW) and not alone'
+	$(BIN)/python -m pytest -q -m '$(SLOW) and alone'
 
 # What is too long for every change: hundreds of drawn runs, ten kills in one run, every variant of what test-slow shows.
 test-long: $(STAMP)

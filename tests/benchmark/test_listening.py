@@ -44,6 +44,7 @@ def test_the_store_and_gloo_listen_at_the_listed_address_only() -> None:
     assert all(place.startswith("127.0.0.1:") for place in found)
 
 
+@pytest.mark.slow
 def test_gloo_uses_the_interface_that_the_user_has_named() -> None:
     loopback = interface_of("127.0.0.1")
     assert loopback is not None

@@ -74,6 +74,7 @@ def _marks(name: str) -> list[pytest.MarkDecorator]:
     return [pytest.mark.slow] if name in SLOW else [pytest.mark.slow, pytest.mark.long]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "flags",
     [pytest.param(CLUSTERS[name], marks=_marks(name), id=name) for name in CLUSTERS],

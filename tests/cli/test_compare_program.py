@@ -57,6 +57,7 @@ def test_help_is_that_of_programs() -> None:
     assert "--num_warmup_batches=N" in asked.value.text
 
 
+@pytest.mark.slow
 def test_one_process_is_measured_and_ended(tmp_path: Path) -> None:
     path = tmp_path / "rates.json"
     done = compare(tmp_path, "--only=single", f"--json={path}")
@@ -66,6 +67,7 @@ def test_one_process_is_measured_and_ended(tmp_path: Path) -> None:
     assert row["steps"][0]["step"] > row["steps"][0]["forward"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(220)
 def test_ddp_averages_in_the_same_program(tmp_path: Path) -> None:
     done = compare(tmp_path, "--only=ddp")
@@ -73,6 +75,7 @@ def test_ddp_averages_in_the_same_program(tmp_path: Path) -> None:
     assert (tmp_path / "values-0").read_bytes() == (tmp_path / "values-1").read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(220)
 def test_a_program_that_goes_around_its_model_cannot_run_under_ddp(tmp_path: Path) -> None:
     done = compare(tmp_path, "--only=ddp", how="around")

@@ -47,6 +47,7 @@ def test_nobody_who_serves_is_told_with_the_remedy() -> None:
     assert "lockstep net --serve" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_short_run_measures_every_path_and_its_limit(tmp_path: Path) -> None:
     target = tmp_path / "net.json"

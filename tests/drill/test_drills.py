@@ -78,6 +78,7 @@ def test_the_document_has_one_row_per_drill_and_marks_those_that_had_fooled_us()
     assert [drill.name for drill in DRILLS if drill.fooled and f"\n| {drill.name} |" not in marked] == []
 
 
+@pytest.mark.slow
 def test_the_command_lists_its_drills_and_explains_bad_names() -> None:
     listed = run_lockstep("drill", "--list", timeout=20)
     assert listed.code == 0

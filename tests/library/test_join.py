@@ -215,6 +215,7 @@ def test_other_choices_on_the_server_are_named() -> None:
     assert re.search("reduction=(mean|sum).*reduction=(sum|mean); start all tasks with the same value", program.stderr)
 
 
+@pytest.mark.slow
 def test_a_program_that_nobody_launched_is_a_job_of_one_rank() -> None:
     (alone,) = run_all([(PROGRAM, {})])
     assert alone.code == 0, alone
@@ -222,6 +223,7 @@ def test_a_program_that_nobody_launched_is_a_job_of_one_rank() -> None:
     assert "1 rank trains, 0 serve" in alone.stderr
 
 
+@pytest.mark.slow
 def test_a_program_that_wants_a_server_and_was_not_launched_gets_one_sentence() -> None:
     (alone,) = run_all([((*PROGRAM, "--servers=1"), {})])
     assert alone.code == 2

@@ -109,6 +109,7 @@ def test_a_job_goes_on_at_the_step_of_its_newest_checkpoint_with_the_same_bits(t
     assert_same(again, whole)
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(tmp_path: Path) -> None:
     whole = Run(tmp_path, (6,), save_steps=1)()
     newest = CheckpointFolder(str(tmp_path)).complete()[0]
@@ -133,6 +134,7 @@ def test_a_job_whose_checkpoints_cannot_be_written_ends_well_and_says_that_its_l
     assert "THE LAST VERSION IS IN NO CHECKPOINT" in run.said[-1]
 
 
+@pytest.mark.slow
 def test_a_loop_that_has_become_longer_is_gone_on_with(tmp_path: Path) -> None:
     Run(tmp_path, (3, 2))()
     again = Run(tmp_path, (3, 4, 1))()
@@ -203,6 +205,7 @@ def body_with(job: Job, **wrong: Any) -> None:
     list(job.steps(5))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [

@@ -35,6 +35,7 @@ store.close()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", ["1", "3"], ids=["as torchrun says", "as a shell may say"])
 def test_a_server_uses_the_cores_of_its_host_whatever_the_launcher_says(threads: str) -> None:
     """torchrun sets OMP_NUM_THREADS=1, and fifteen of sixteen cores slept during updates."""
@@ -67,6 +68,7 @@ def test_a_gpu_that_is_not_there_is_refused_by_join() -> None:
         lockstep.join(job_name="ps", device="gpu", **lists())
 
 
+@pytest.mark.slow
 @without_gpu
 def test_a_gpu_that_is_not_there_is_refused_by_ps_with_exit_code_2() -> None:
     words = [f"--{name}={','.join(addresses)}" for name, addresses in lists().items()]

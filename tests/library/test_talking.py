@@ -164,6 +164,7 @@ def test_two_workers_that_do_not_make_the_same_call_are_named_at_once(shape: Clu
     assert "from the same line or with the same name" in differ(lines, shape)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [SERVED, RANKS], ids=str)
 def test_a_worker_that_skips_a_call_or_finishes_without_it_is_named(shape: ClusterShape) -> None:
     def skips(job: Job) -> None:

@@ -51,6 +51,7 @@ def host(name: str, folder: Path, rank: int, step: int) -> Iterator[LocalRanks]:
         yield ranks
 
 
+@pytest.mark.slow
 def test_the_one_beside_rank_0_speaks_for_all(tmp_path: Path) -> None:
     said: list[str] = []
     address = ("127.0.0.1", free_port())

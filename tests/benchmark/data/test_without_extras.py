@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 
+import pytest
+
 from helpers.programs import Program
 
 EXTRAS = ("cv2", "google_crc32c", "matplotlib", "nixl", "PIL", "simplejpeg")
 WITHOUT = f"import sys; sys.modules.update(dict.fromkeys({EXTRAS!r}))\n"
 
 
+@pytest.mark.slow
 def test_a_run_without_data_needs_nothing_of_the_extras() -> None:
     flags = ["bench", "--device=cpu", "--model=lenet", "--batch_size=2", "--num_batches=1", "--num_warmup_batches=0"]
     train = f"{WITHOUT}from lockstep.cli.main import main; sys.exit(main({flags!r}))"

@@ -103,6 +103,7 @@ def test_a_trace_shows_the_last_steps(tmp_path: Path) -> None:
     assert all(event["dur"] >= 0 for event in spans)
 
 
+@pytest.mark.slow
 def test_traces_of_three_tasks_merge_on_one_clock(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     done = run_lockstep(
         *("bench", *BASE, "--ps=1", "--workers=2", "--num_batches=4", "--num_threads=1"),

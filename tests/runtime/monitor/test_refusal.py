@@ -46,6 +46,7 @@ DESCRIPTION = Description(
 NOBODY = AddressFinding("refused", answer=Reach.REFUSED)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [(("--modle=lenet",), "--modle"), (("--data_dir=/no/such/folder",), "/no/such/folder")],

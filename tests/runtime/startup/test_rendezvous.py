@@ -73,6 +73,7 @@ def test_two_processes_with_one_rank() -> None:
     assert "ranks 2 of 3 did not connect" in results[0]
 
 
+@pytest.mark.slow
 def test_the_next_life_of_a_rank_that_was_lost_while_all_meet_takes_its_place() -> None:
     port = free_port()
     met: dict[str, tuple[str, ...]] = {}

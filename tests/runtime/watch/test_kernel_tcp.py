@@ -59,6 +59,7 @@ def counted(network: HostNetwork, host: str, peer: str) -> Counted:
     return on_host(network.namespaces[host], count_by_host).get(peer, Counted())
 
 
+@pytest.mark.slow
 def test_large_packets_that_vanish_are_sent_again_in_vain_while_small_ones_pass(network: HostNetwork) -> None:
     tensors, beats = connection(network), connection(network)
     with tensors[0], tensors[1], beats[0], beats[1]:

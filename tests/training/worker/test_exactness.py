@@ -196,6 +196,7 @@ OTHER_TRANSPORTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("own_copy", [False, True], ids=["parameter_server", "distributed_replicated"])
 @pytest.mark.parametrize("optimizer", ["momentum", "adam"])
 @pytest.mark.parametrize(("protocol", "shape"), OTHER_TRANSPORTS)

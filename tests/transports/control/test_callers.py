@@ -94,6 +94,7 @@ def test_a_silent_caller_is_named_when_its_time_is_over(server: ControlServer) -
     wait_for_refusal(Entrance.MONITOR, "127.0.0.75", "late")
 
 
+@pytest.mark.slow
 def test_a_silent_caller_at_the_port_without_tls_is_named_once(server: ControlServer) -> None:
     other = ControlServer("127.0.0.1", 0, threads=8)
     address = other.add_bulk_handlers("Task", ECHO)
