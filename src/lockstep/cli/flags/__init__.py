@@ -63,9 +63,7 @@ def parse_bench(argv: Sequence[str], environ: Mapping[str, str]) -> BenchConfig:
     ruled_out = check_against_table(line, EXCLUSIVE)
     if config.cluster is None:
         ruled_out += [
-            f"--{name} {why}; add --ps=1 --workers=1."
-            for name, why in _NOT_IN_ONE_PROCESS.items()
-            if line.gives(name)
+            f"--{name} {why}; add --ps=1 --workers=1." for name, why in _NOT_IN_ONE_PROCESS.items() if line.gives(name)
         ]
     broken = [problem.sentence for problem in problems(config, _gpus(config, environ))]
     if ruled_out or broken or unreadable:
