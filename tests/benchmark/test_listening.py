@@ -29,8 +29,8 @@ print(*(one for one in listening_sockets([os.getpid()])))
 CONTAINER = 'ip link set lo up && echo "4700 4799" > /proc/sys/net/ipv4/ip_local_port_range && exec "$@"'
 
 
-def listens(port: int, *before: str, **environment: str) -> list[str]:
-    command = [*before, sys.executable, "-c", PROGRAM, str(port)]
+def listens(port: int, *before: str, program: str = PROGRAM, **environment: str) -> list[str]:
+    command = [*before, sys.executable, "-c", program, str(port)]
     everything = {**os.environ, **environment}
     ran = subprocess.run(command, capture_output=True, text=True, timeout=50, check=True, env=everything)
     return ran.stdout.split()
@@ -42,6 +42,13 @@ def test_the_store_and_gloo_listen_at_the_listed_address_only() -> None:
     assert len(found) == 2
     assert f"127.0.0.1:{port}" in found
     assert all(place.startswith("127.0.0.1:") for place in found)
+
+
+def test_a_torch_without_libuv_serves_the_store_too() -> None:
+    """Debian's: there torch asks for USE_LIBUV=0, and leaves it to the caller to heed it."""
+    program = PROGRAM.replace("print(", "assert not store.libuvBackend\nprint(")
+    port = free_port()
+    assert f"127.0.0.1:{port}" in listens(port, program=program, USE_LIBUV="0")
 
 
 def test_gloo_uses_the_interface_that_the_user_has_named() -> None:

@@ -33,6 +33,7 @@ def serve_store(host: str, port: int, size: int, seconds: float) -> c10d.TCPStor
         timeout=timedelta(seconds=seconds),
         wait_for_workers=False,
         master_listen_fd=listener.detach(),
+        use_libuv=os.environ.get("USE_LIBUV", "1") == "1",  # torchrun's own switch, for builds of torch without libuv
     )
 
 
