@@ -138,6 +138,7 @@ def test_the_whole_program(environment: dict[str, str], tmp_path: Path) -> None:
 
 def test_a_hang_of_ones_own_job(environment: dict[str, str], tmp_path: Path) -> None:
     """The second half of the page about a first diagnosis: start, ask, stop a worker, ask, let it go on."""
+    assert sample("README.md", "lockstep bench") == sample("first-diagnosis.md", "lockstep bench")
     job = shlex.split(sample("first-diagnosis.md", "lockstep bench"))
     environment = {**environment, "TMPDIR": str(tmp_path)}
     with Program([*LOCKSTEP, *job[1:]], {"TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1"}) as program:
