@@ -44,13 +44,6 @@ def test_the_store_and_gloo_listen_at_the_listed_address_only() -> None:
     assert all(place.startswith("127.0.0.1:") for place in found)
 
 
-def test_a_torch_without_libuv_serves_the_store_too() -> None:
-    """Debian's: there torch asks for USE_LIBUV=0, and leaves it to the caller to heed it."""
-    program = PROGRAM.replace("print(", "assert not store.libuvBackend\nprint(")
-    port = free_port()
-    assert f"127.0.0.1:{port}" in listens(port, program=program, USE_LIBUV="0")
-
-
 def test_gloo_uses_the_interface_that_the_user_has_named() -> None:
     loopback = interface_of("127.0.0.1")
     assert loopback is not None
@@ -75,3 +68,11 @@ def test_nccl_stays_on_the_interface_unless_the_user_has_named_one(monkeypatch: 
     listening.stay_on_interface("127.0.0.1")
     assert os.environ[listening.NCCL] == f"={interface_of('127.0.0.1')}"
     monkeypatch.delenv(listening.NCCL)
+
+
+@pytest.mark.slow
+def test_a_torch_without_libuv_serves_the_store_too() -> None:
+    """Debian's: there torch asks for USE_LIBUV=0, and leaves it to the caller to heed it."""
+    program = PROGRAM.replace("print(", "assert not store.libuvBackend\nprint(")
+    port = free_port()
+    assert f"127.0.0.1:{port}" in listens(port, program=program, USE_LIBUV="0")
