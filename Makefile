@@ -63,7 +63,7 @@ $(DOCS)/.installed: constraints.txt
 
 # What the documents show, run as they show it: commands, programs and samples of output that take longer than a moment.
 docs-test: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m docs tests/docs
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist=worksteal -m docs tests/docs
 
 # The wheel in a fresh environment, as a user has it: it runs the demo.
 wheel: $(STAMP)

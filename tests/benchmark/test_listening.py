@@ -29,8 +29,8 @@ print(*(one for one in listening_sockets([os.getpid()])))
 CONTAINER = 'ip link set lo up && echo "4700 4799" > /proc/sys/net/ipv4/ip_local_port_range && exec "$@"'
 
 
-def listens(port: int, *before: str, **environment: str) -> list[str]:
-    command = [*before, sys.executable, "-c", PROGRAM, str(port)]
+def listens(port: int, *before: str, program: str = PROGRAM, **environment: str) -> list[str]:
+    command = [*before, sys.executable, "-c", program, str(port)]
     everything = {**os.environ, **environment}
     ran = subprocess.run(command, capture_output=True, text=True, timeout=50, check=True, env=everything)
     return ran.stdout.split()
@@ -69,3 +69,11 @@ def test_nccl_stays_on_the_interface_unless_the_user_has_named_one(monkeypatch: 
     listening.stay_on_interface("127.0.0.1")
     assert os.environ[listening.NCCL] == f"={interface_of('127.0.0.1')}"
     monkeypatch.delenv(listening.NCCL)
+
+
+@pytest.mark.slow
+def test_a_torch_without_libuv_serves_the_store_too() -> None:
+    """Debian's: there torch asks for USE_LIBUV=0, and leaves it to the caller to heed it."""
+    program = PROGRAM.replace("print(", "assert not store.libuvBackend\nprint(")
+    port = free_port()
+    assert f"127.0.0.1:{port}" in listens(port, program=program, USE_LIBUV="0")

@@ -309,3 +309,10 @@ def test_a_working_flag_changes_the_run(flag: Flag, tmp_path: Path) -> None:
 def test_metrics_without_a_monitor_are_refused(flag: str) -> None:
     with pytest.raises(BadInput, match=f"--{flag.partition('=')[0]} needs a monitor.*; add --ps=1 --workers=1"):
         parse_bench([f"--{flag}"], {})
+
+
+@pytest.mark.parametrize("flag", ["on_verdict=true", "verdict_webhook=http://127.0.0.1:1/"])
+def test_pages_that_nobody_would_send_are_refused(flag: str) -> None:
+    with pytest.raises(BadInput, match=f"--{flag.partition('=')[0]} would never be .*; add --ps=1 --workers=1"):
+        parse_bench([f"--{flag}"], {})
+    parse_bench([f"--{flag}", "--ps=1", "--workers=1"], {})

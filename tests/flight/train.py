@@ -24,6 +24,7 @@ RANK = int(os.environ["RANK"])
 ODD = RANK == 1
 """The rank with the fault."""
 SECONDS_TO_HANG = 3.0
+SECONDS_TO_LEAVE = 60.0
 STEPS = 3
 
 
@@ -36,10 +37,11 @@ def main() -> None:
     if not FAULT.startswith("wrapped"):
         evaluate(evaluation)
     dist.barrier()
-    threading.Thread(target=dump_and_leave).start()
+    leaving = threading.Thread(target=dump_and_leave)
+    leaving.start()
     with contextlib.suppress(RuntimeError):  # of gloo, when another rank is gone or late
         fail(evaluation)
-    time.sleep(600)
+    leaving.join()
 
 
 def train_step() -> None:
@@ -52,6 +54,7 @@ def evaluate(group: dist.ProcessGroup) -> None:
 
 
 def own_code() -> None:
+    """The fault: a rank that is elsewhere."""
     time.sleep(600)
 
 
@@ -86,10 +89,14 @@ def fail(evaluation: dist.ProcessGroup) -> None:
 
 
 def dump_and_leave() -> None:
-    time.sleep(SECONDS_TO_HANG)
+    time.sleep(SECONDS_TO_HANG)  # a hang is known by its time alone
     (FOLDER / f"trace_rank_{RANK}").write_bytes(RECORDER._dump_fr_trace(True, True, False))
     (FOLDER / f"trace_rank_{RANK}.json").write_bytes(RECORDER._dump_fr_trace_json(True, False))
-    time.sleep(SECONDS_TO_HANG)  # the others write theirs
+    (FOLDER / f"done_{RANK}.txt").touch()
+    living = 2 if FAULT == "died" else 3
+    deadline = time.monotonic() + SECONDS_TO_LEAVE
+    while len(list(FOLDER.glob("done_*.txt"))) < living and time.monotonic() < deadline:
+        threading.Event().wait(0.05)  # one that leaves ends the calls of the others
     os._exit(0)
 
 

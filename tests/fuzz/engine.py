@@ -12,6 +12,7 @@ import mmap
 import os
 import random
 import resource
+import select
 import signal
 import struct
 import sys
@@ -32,6 +33,7 @@ LEAST_INPUTS: Final = 50
 """Besides the real ones."""
 _COLLECT_EVERY: Final = 20
 _LOOK_EVERY: Final = 500
+_LOOK_SECONDS: Final = 0.02
 _SHRINK_SECONDS: Final = 3.0
 _HEAD: Final = struct.Struct("<QQQ")
 """How many inputs have begun, the length of the present one, and how many defects have been written."""
@@ -121,8 +123,17 @@ def _watch(child: int, shared: mmap.mmap) -> str:
 
 
 def _ended(child: int, shared: mmap.mmap) -> str:
+    ends = os.pidfd_open(child)
+    try:
+        return _ended_or_stuck(child, ends, shared)
+    finally:
+        os.close(ends)
+
+
+def _ended_or_stuck(child: int, ends: int, shared: mmap.mmap) -> str:
     before, since, used = -1, 0.0, 0.0
     while True:
+        select.select([ends], [], [], _LOOK_SECONDS)
         pid, status = os.waitpid(child, os.WNOHANG)
         if pid:
             if os.WIFSIGNALED(status):
@@ -135,7 +146,6 @@ def _ended(child: int, shared: mmap.mmap) -> str:
             return _kill(child, f"hang: no end after {INPUT_SECONDS:g} s of processor time")
         elif time.monotonic() - since > STUCK_SECONDS + _SHRINK_SECONDS:
             return _kill(child, f"hang: no end after {STUCK_SECONDS:g} s")
-        time.sleep(0.02)
 
 
 def _kill(child: int, why: str) -> str:

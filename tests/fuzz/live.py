@@ -26,6 +26,7 @@ from fuzz.mutation import mutated
 from fuzz.wire_targets import wire_targets
 from helpers import listeners
 from helpers.ports import free_range
+from helpers.waiting import wait_until
 from lockstep.drill.cluster import DrillCluster
 from lockstep.protocol.core.ids import ClusterShape
 from lockstep.runtime.listening import listening_sockets
@@ -185,10 +186,8 @@ def _attacked(cluster: DrillCluster, folder: Path, seed: int, seconds: float, sa
     before = {pid: _resident(pid) for pid in pids}
     members = [as_member(KeyedCaller(seeds(), folder), random.Random(f"{seed} keyed {n}")) for n in range(2)]
     begun = visited(doors, seconds, [*strangers(seed), *members])
-    deadline = time.monotonic() + seconds
     problems = []
-    while time.monotonic() < deadline and not any(code is not None for code in cluster.exit_codes()):
-        time.sleep(0.1)
+    within(seconds, lambda: any(code is not None for code in cluster.exit_codes()))
     grown = {pid: _resident(pid) - before[pid] for pid in pids}
     for attacker in begun:
         attacker.join(CONNECT_SECONDS * 2 + seconds)
@@ -211,12 +210,11 @@ def _attacked(cluster: DrillCluster, folder: Path, seed: int, seconds: float, sa
 
 
 def within(seconds: float, condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.05)
-    return False
+    """Whether it came true in time."""
+    try:
+        return wait_until(condition, seconds, "it")
+    except AssertionError:
+        return False
 
 
 def _resident(pid: int) -> int:

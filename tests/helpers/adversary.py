@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
 
 from cryptography import x509
@@ -202,10 +201,10 @@ def _check_each(victim: Victim, places: tuple[ListeningSocket, ...], heard: Iter
 
 def spoil_store(victim: Victim, address: str) -> None:
     """Somebody at torch's store, who can read and write it, finds no key, and leads nobody elsewhere."""
-    import torch._C._distributed_c10d as c10d
+    from lockstep.training.ranks.listening import reach_store
 
     host, _, port = address.rpartition(":")
-    store = c10d.TCPStore(host, int(port), timeout=timedelta(seconds=10), wait_for_workers=False)
+    store = reach_store(host, int(port), None, 10.0)
     victim.check_heard(bytes(store.get("nonce/0")), address)
     for name in ("nonce/0", "gloo/0/1", "gloo/1/0"):
         store.set(name, "6.6.6.6:6")

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable
 
 import torch
-import torch._C._distributed_c10d as c10d
 
 from helpers.cluster import Front
 from helpers.ports import free_ports
@@ -19,6 +18,7 @@ from lockstep.runtime.task.collective_node import CollectiveNode
 from lockstep.runtime.task.node import NodeConfig
 from lockstep.training.ranks.group import MeetingPoint, WorkerGroup
 from lockstep.training.ranks.layout import RankLayout, lay_out
+from lockstep.training.ranks.listening import serve_store
 from lockstep.training.ranks.rank_replica import RankReplica
 from lockstep.training.ranks.torch_averager import TorchAverager
 from lockstep.training.worker.binding import Trained
@@ -26,7 +26,7 @@ from lockstep.training.worker.binding import Trained
 SECONDS = 60.0
 
 # What the first store of torch.distributed opens for the whole process is nothing that a test left behind.
-c10d.TCPStore("127.0.0.1", 0, 1, is_master=True, wait_for_workers=False)
+serve_store("127.0.0.1", 0, 1, SECONDS)
 
 
 class ThreadRank:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import os
 import sys
-from datetime import timedelta
 
 import torch
 import torch._C._distributed_c10d as c10d
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import lockstep
+from lockstep.training.ranks.listening import reach_store
 
 STEPS, WIDTH, LENGTH, TOKENS, GRAD_CLIP = 12, 32, 16, 65, 1.0
 
@@ -71,9 +71,7 @@ def main() -> None:
         torch.manual_seed(5)
         ours = Gpt()
         theirs = copy.deepcopy(ours)
-        store = c10d.TCPStore(
-            os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, timeout=timedelta(seconds=60)
-        )
+        store = reach_store(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), None, 60.0)
         dist.init_process_group(
             "gloo", store=c10d.PrefixStore("beside", store), rank=job.worker, world_size=job.workers
         )

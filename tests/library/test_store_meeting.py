@@ -5,7 +5,6 @@ from __future__ import annotations
 import ipaddress
 import socket
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -13,13 +12,14 @@ import torch._C._distributed_c10d as c10d
 
 from lockstep.library.store_meeting import StoreMeeting, _Entry, _placed, meet_in_store
 from lockstep.runtime.startup.rendezvous import RendezvousError
+from lockstep.training.ranks.listening import serve_store
 from lockstep.transports.control.addresses import Address
 
 KEY, OTHER = b"k" * 32, b"o" * 32
 
 
 def new_store() -> c10d.TCPStore:
-    return c10d.TCPStore("127.0.0.1", 0, is_master=True, timeout=timedelta(seconds=20), wait_for_workers=False)
+    return serve_store("127.0.0.1", 0, 1, 20.0)
 
 
 @pytest.fixture(scope="module", autouse=True)

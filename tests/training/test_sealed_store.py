@@ -11,6 +11,7 @@ import torch
 import torch._C._distributed_c10d as c10d
 import torch.distributed as dist
 
+from lockstep.training.ranks.listening import reach_store, serve_store
 from lockstep.training.sealed_store import SealedStore, StoreForged
 
 KEY, OTHER = b"k" * 32, b"o" * 32
@@ -21,7 +22,7 @@ def sealed(inner: c10d.TCPStore, keys: tuple[bytes, bytes] = (KEY, KEY)) -> list
     """The stores of two workers, each with its own connection."""
 
     def one(rank: int) -> SealedStore:
-        client = c10d.TCPStore("127.0.0.1", inner.port, 2, timeout=PATIENCE, wait_for_workers=False)
+        client = reach_store("127.0.0.1", inner.port, 2, PATIENCE.total_seconds())
         return SealedStore(client, keys[rank], rank, 2)
 
     with ThreadPoolExecutor(2) as beside:
@@ -30,7 +31,7 @@ def sealed(inner: c10d.TCPStore, keys: tuple[bytes, bytes] = (KEY, KEY)) -> list
 
 def new_store() -> c10d.TCPStore:
     """No fixture: pytest would keep it, and its port, for longer than the test."""
-    return c10d.TCPStore("127.0.0.1", 0, 2, is_master=True, timeout=PATIENCE, wait_for_workers=False)
+    return serve_store("127.0.0.1", 0, 2, PATIENCE.total_seconds())
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -15,13 +15,13 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import timedelta
 
 import torch.distributed as dist
 
 from lockstep.foreign import JsonError, plain, read_json
 from lockstep.protocol.core.timing import SAY_SECONDS
 from lockstep.runtime.startup.rendezvous import RendezvousError
+from lockstep.training.ranks.listening import reach_store
 from lockstep.training.sealed_store import SealedStore, StoreForged
 from lockstep.training.torch_private import c10d
 from lockstep.transports.control.addresses import Address, AddressError, IPAddress, resolve
@@ -51,12 +51,7 @@ def meet_in_store(meeting: StoreMeeting, port: int, say: Say) -> tuple[str, ...]
     """``host:port`` of every rank, in order; RendezvousError if not all arrived in time."""
     deadline = time.monotonic() + meeting.timeout
     try:
-        tcp = c10d.TCPStore(
-            meeting.store.host,
-            meeting.store.port,
-            timeout=timedelta(seconds=max(1.0, meeting.timeout)),
-            wait_for_workers=False,
-        )
+        tcp = reach_store(meeting.store.host, meeting.store.port, None, max(1.0, meeting.timeout))
         store = c10d.PrefixStore(f"lockstep/{meeting.name}", tcp)
         own, of_store = _route_to(meeting.store)
         _arrive(meeting, store, deadline, say)

@@ -19,8 +19,7 @@ from lockstep.benchmark.settings.config import BenchConfig
 from lockstep.benchmark.training.job import BenchJob
 from lockstep.benchmark.training.run import choose_device, set_up_torch
 from lockstep.benchmark.training.updates import LocalUpdates
-from lockstep.training.ranks.listening import serve_store
-from lockstep.training.torch_private import c10d
+from lockstep.training.ranks.listening import reach_store, serve_store
 
 
 def run_ddp(config: BenchConfig, rank: int, addresses: Sequence[str], patience: float, barrier: StartBarrier) -> None:
@@ -50,7 +49,7 @@ def _join(rank: int, addresses: Sequence[str], patience: float, backend: str, ba
         store = serve_store(addresses[0], 0, world, patience)
         barrier.tell_port(store.port)
     else:
-        store = c10d.TCPStore(addresses[0], barrier.hear_port(), world, False, limit)
+        store = reach_store(addresses[0], barrier.hear_port(), world, patience)
     distributed.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=limit)
 
 

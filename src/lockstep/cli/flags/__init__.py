@@ -36,6 +36,13 @@ __all__ = [
 _OF_ONE_TASK = ("ps", "workers", "job_name", "task_index", "ps_hosts", "worker_hosts")
 """Flags whose value differs from task to task of a local cluster."""
 
+_NOT_IN_ONE_PROCESS = {
+    **{flag.name: "needs a monitor, which a run in one process does not have" for flag in METRICS_ROWS},
+    "on_verdict": "would never be run, since a run in one process gives no verdicts",
+    "verdict_webhook": "would never be called, since a run in one process gives no verdicts",
+}
+"""Flags on which somebody would rely in vain, and why."""
+
 
 def parse_bench(argv: Sequence[str], environ: Mapping[str, str]) -> BenchConfig:
     """The run that a command line asks for.
@@ -56,9 +63,7 @@ def parse_bench(argv: Sequence[str], environ: Mapping[str, str]) -> BenchConfig:
     ruled_out = check_against_table(line, EXCLUSIVE)
     if config.cluster is None:
         ruled_out += [
-            f"--{flag.name} needs a monitor, which a run in one process does not have; add --ps=1 --workers=1."
-            for flag in METRICS_ROWS
-            if line.gives(flag.name)
+            f"--{name} {why}; add --ps=1 --workers=1." for name, why in _NOT_IN_ONE_PROCESS.items() if line.gives(name)
         ]
     broken = [problem.sentence for problem in problems(config, _gpus(config, environ))]
     if ruled_out or broken or unreadable:

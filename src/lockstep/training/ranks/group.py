@@ -15,7 +15,7 @@ from lockstep.protocol.core.plan import Plan
 from lockstep.runtime.task.outcome import JobEndedError
 from lockstep.security.chosen import chosen_key
 from lockstep.security.key import Purpose
-from lockstep.training.ranks.listening import gloo_device, serve_store, stay_on_interface
+from lockstep.training.ranks.listening import gloo_device, reach_store, serve_store, stay_on_interface
 from lockstep.training.sealed_store import SealedStore, StoreForged
 from lockstep.training.torch_private import c10d, gloo_options
 
@@ -183,13 +183,7 @@ def _meet(meeting: MeetingPoint) -> c10d.Store:
             find(store.port)
             return store
         host, port = find(0)
-        return c10d.TCPStore(
-            host,
-            port,
-            meeting.size,
-            timeout=timedelta(seconds=meeting.patience),
-            wait_for_workers=False,
-        )
+        return reach_store(host, port, meeting.size, meeting.patience)
     except (RuntimeError, OSError, dist.DistError) as error:
         reason = first_line(error)
         raise CollectiveLost(

@@ -33,7 +33,20 @@ def serve_store(host: str, port: int, size: int, seconds: float) -> c10d.TCPStor
         timeout=timedelta(seconds=seconds),
         wait_for_workers=False,
         master_listen_fd=listener.detach(),
+        use_libuv=_has_libuv(),
     )
+
+
+def reach_store(host: str, port: int, size: int | None, seconds: float) -> c10d.TCPStore:
+    """The store that another process serves; torch's own errors if it cannot be reached in time."""
+    limit = timedelta(seconds=seconds)
+    return c10d.TCPStore(host, port, size, timeout=limit, wait_for_workers=False, use_libuv=_has_libuv())
+
+
+def _has_libuv() -> bool:
+    """Torch can be built without libuv, as Debian's is. It then asks for this variable, and a store made by hand does
+    not read it."""
+    return os.environ.get("USE_LIBUV", "1") == "1"
 
 
 def gloo_device(host: str) -> Any:
