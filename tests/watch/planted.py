@@ -1,7 +1,7 @@
 """Plants a fault in a program that knows nothing of it: torch loads this at the end of its import, as it loads any
 backend, and after a certain step of the optimizer rank 1 misbehaves. Standard library and torch only.
 
-Variables: ``PLANT_FAULT``, ``PLANT_MARK`` (a file that says when it struck), ``PLANT_AT`` (after which step).
+Variables: ``PLANT_FAULT``, and ``PLANT_MARK``, a file that says when it struck.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def stepped(fault: str) -> None:
     import torch.distributed as dist
 
     _steps += 1
-    at, bad = int(os.environ.get("PLANT_AT", AT)), os.environ["RANK"] == BAD
+    at, bad = 1 if fault == "always_slow" else AT, os.environ["RANK"] == BAD
     if _steps == 2 and fault == "opposite":
         _groups.extend(dist.new_group(list(range(dist.get_world_size()))) for _ in range(2))
     if _steps == at:
@@ -43,7 +43,7 @@ def stepped(fault: str) -> None:
             misbehave(fault)
         else:
             others(fault)
-    if bad and fault == "slow" and _steps >= at:
+    if bad and fault in ("slow", "always_slow") and _steps >= at:
         time.sleep(0.3)
 
 

@@ -8,17 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).parent
-LOADER = "loader"
+FRAMEWORKS = "LOCKSTEP_FRAMEWORKS"
+"""Names the Python of that environment."""
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """``loads``: it has a process of its own that loads data."""
+    """``loads``: it has a process of its own that loads data. ``frameworks``: it needs transformers and accelerate."""
 
     name: str
     arguments: tuple[str, ...]
     sharded: str
     loads: bool = True
+    frameworks: bool = False
 
     def command(self, system: str) -> list[str]:
         """What stands after the launcher."""
@@ -29,22 +31,27 @@ class Script:
 SCRIPTS = (
     Script("multi_rank_tutorial", ("1000", "10"), "--fsdp"),
     Script("char_gpt", (), "--wrap=fsdp", loads=False),
-    Script("transformers_loop", (), "--fsdp"),
+    Script("transformers_loop", (), "--fsdp", frameworks=True),
 )
 
 
 def script_for(number: int, fault: str) -> Script:
     """They take turns over the faults."""
-    able = [script for script in SCRIPTS if script.loads or fault != LOADER]
+    able = [script for script in SCRIPTS if script.loads or fault != "loader"]
     return able[number % len(able)]
 
 
-def torchrun(command: list[str], ranks: int = 3) -> list[str]:
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    return [*launcher, *command]
+def python_for(script: Script) -> str:
+    """The environment of the frameworks, where Lockstep's own does not have them (``make test-watch``)."""
+    return os.environ.get(FRAMEWORKS, "") or sys.executable if script.frameworks else sys.executable
 
 
-def planted(folder: Path, fault: str, mark: Path, at: int | None = None) -> dict[str, str]:
+def torchrun(script: Script, system: str) -> list[str]:
+    launcher = [python_for(script), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3"]
+    return [*launcher, *script.command(system)]
+
+
+def planted(folder: Path, fault: str, mark: Path) -> dict[str, str]:
     """Variables that let the fault into a job. ``folder``: an empty one, in which torch finds it."""
     named = folder / "planted-1.dist-info"
     named.mkdir(parents=True)
@@ -52,5 +59,4 @@ def planted(folder: Path, fault: str, mark: Path, at: int | None = None) -> dict
     (named / "entry_points.txt").write_text("[torch.backends]\nplanted = planted:start\n")
     (folder / "planted.py").symlink_to(HERE / "planted.py")
     ways = [str(folder), *filter(None, [os.environ.get("PYTHONPATH", "")])]
-    found = {"PYTHONPATH": os.pathsep.join(ways), "PLANT_FAULT": fault, "PLANT_MARK": str(mark)}
-    return found | ({} if at is None else {"PLANT_AT": str(at)})
+    return {"PYTHONPATH": os.pathsep.join(ways), "PLANT_FAULT": fault, "PLANT_MARK": str(mark)}

@@ -17,13 +17,12 @@ from helpers.waiting import wait_until
 from lockstep.drill.result import DrillStatus
 from lockstep.drill.systems import SYSTEM_DRILLS, SYSTEMS, SystemDrill, events_in, run_planted, watched
 from lockstep.protocol.core.causes import Cause, ReportKind
-from watch.planting import SCRIPTS, Script, planted, script_for, torchrun
+from watch.planting import FRAMEWORKS, SCRIPTS, Script, planted, python_for, script_for, torchrun
 
 PATIENCE = 240.0
 DRILLS = {drill.name: drill for drill in SYSTEM_DRILLS}
 FAULTS = ("kill", "stop", "sleep", "lock", "loop", "gil", "loader", "skip", "other_shape", "other_dtype", "opposite",
-          "exit", "slow")
-NEVER = len(FAULTS)
+          "exit", "slow", "always_slow")
 
 
 def chosen(number: int, fault: str) -> list[Script]:
@@ -41,8 +40,8 @@ CASES = [
 
 
 def needs(script: Script) -> None:
-    if script.name == "transformers_loop" and importlib.util.find_spec("transformers") is None:
-        pytest.skip("transformers is not installed; make test-watch has it")
+    if script.frameworks and not os.environ.get(FRAMEWORKS) and importlib.util.find_spec("transformers") is None:
+        pytest.skip(f"transformers is not installed here; {FRAMEWORKS} names no other environment")
 
 
 @pytest.mark.watch
@@ -56,7 +55,7 @@ def test_a_fault_in_an_unchanged_program_gets_the_right_word(
     def command(mark: Path) -> list[str]:
         for name, value in planted(tmp_path / "planted", drill.name, mark).items():
             monkeypatch.setenv(name, value)
-        return torchrun(script.command(system))
+        return torchrun(script, system)
 
     result = run_planted(drill, f"{drill.name} {script.name} {system}", command, str(tmp_path))
     sys.stderr.write(f"{result.line()}\n")
@@ -71,8 +70,8 @@ def test_a_fault_in_an_unchanged_program_gets_the_right_word(
 def test_a_rank_that_never_starts(script: Script, system: str, tmp_path: Path) -> None:
     """Not under torchrun, which starts all of its ranks or none."""
     needs(script)
-    two = [sys.executable, str(Path(__file__).with_name("two_of_three.py")), str(free_port()), *script.command(system)]
-    with watched(two, tmp_path):
+    launcher = [python_for(script), str(Path(__file__).with_name("two_of_three.py")), str(free_port())]
+    with watched([*launcher, *script.command(system)], tmp_path):
         events = wait_until(lambda: events_in(tmp_path), PATIENCE, "something is said")
     text = (tmp_path / "output.txt").read_text(errors="replace")
     event = events[0]

@@ -63,6 +63,7 @@ SYSTEM_DRILLS: Final = (
     SystemDrill("exit", "a rank ends early, without an error", Cause.OUT_OF_STEP),
     SystemDrill("raise", "the program of a rank raises an error", Cause.FAILED, place="misbehave"),
     SystemDrill("slow", "a rank becomes slow", Cause.STRAGGLER, _NOTICE),
+    SystemDrill("always_slow", "a rank is slow from its first step", Cause.STRAGGLER, _NOTICE),
 )
 
 

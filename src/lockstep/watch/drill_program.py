@@ -161,10 +161,10 @@ def main() -> None:
         data = iter(DataLoader(numbers, batch_size=8, num_workers=1))
     began = time.perf_counter()
     for step in range(args.steps):
-        if step == args.at and args.fault:
+        if step == (0 if args.fault == "always_slow" else args.at) and args.fault:
             mark(args.mark if bad and args.fault != "loader" else "")
             misbehave(args.fault, groups) if bad else others(args.fault, groups)
-        if args.fault == "slow" and bad and step >= args.at:
+        if bad and (args.fault == "always_slow" or (args.fault == "slow" and step >= args.at)):
             time.sleep(0.3)
         if step == args.at and rank == 0 and args.evaluate:
             evaluate(args.evaluate, args.seconds)

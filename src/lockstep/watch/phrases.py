@@ -149,15 +149,16 @@ def no_bytes_moved(seconds: float) -> str:
     return f"all members are in it, none is done, and no byte has moved between them for {seconds:.0f} s"
 
 
-def straggler(who: str, lag: float, usual: float, calls: int) -> str:
-    return (
-        f"{who} enters the collectives {_span(lag)} after the others (the last {calls}); a step used to take "
-        f"{_span(usual)}"
-    )
+def straggler(who: str, lag: float, calls: int) -> str:
+    return f"{who} enters the collectives {_span(lag)} after the others, {calls} times of late"
 
 
 def job_is_slow(step: int, recent: float, usual: float) -> str:
     return f"steps take {_span(recent)} since step {step}, and took {_span(usual)} before"
+
+
+def job_waits(usual: float, share: float) -> str:
+    return f"steps take {_span(usual)}, and {share:.0%} of the time all wait for one rank"
 
 
 def _span(seconds: float) -> str:

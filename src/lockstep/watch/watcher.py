@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Final, Protocol
+from dataclasses import dataclass, field
+from typing import Final
 
-from lockstep.diagnose.verdict import Diagnosis, Verdict
-from lockstep.flight import phrases as recorded
+from lockstep.diagnose.verdict import Verdict
 from lockstep.flight.analysis import account_of
 from lockstep.flight.recording import Recording
-from lockstep.protocol.core.causes import Cause, ReportKind
+from lockstep.protocol.core.causes import ReportKind
 from lockstep.watch import phrases
 from lockstep.watch.judging import JobSight, judge
-from lockstep.watch.late_clock import LateClock, Slowdown
+from lockstep.watch.late_clock import LateClock
 from lockstep.watch.reports import Reports
-from lockstep.watch.sights import RankSight, Vitality, Work
+from lockstep.watch.sights import Ranks, RankSight, Vitality, Work
+from lockstep.watch.slow_ranks import SlowRanks
 from lockstep.watch.standstill import Saying, Standstill, may_end
-from lockstep.watch.straggling import straggler_in
 
 LOOK_SECONDS: Final = 0.8
 """Between two looks at a job that stands still."""
@@ -28,25 +27,6 @@ _HEARTBEATS: Final = 4096
 """Bytes between two looks that mean nothing: stores and monitors exchange a few."""
 _IDLE_SHARE: Final = 0.02
 """Of a processor: whoever loads data uses more."""
-_STRAGGLER_SECONDS: Final = 60.0
-"""Until one is named again."""
-
-
-class Ranks(Protocol):
-    """The ranks of a job, on this host or on all."""
-
-    @property
-    def world(self) -> int: ...
-
-    def steps(self) -> Mapping[int, tuple[int, float]]: ...
-
-    def recordings(self) -> Mapping[int, Recording]: ...
-
-    def sights(self, *, all_stacks: bool) -> Mapping[int, RankSight]: ...
-
-    @property
-    def silent_hosts(self) -> tuple[str, ...]: ...
-
 
 @dataclass(slots=True)
 class _Starving:
@@ -93,7 +73,7 @@ class Watcher:
         self._looked = 0.0
         self._records: dict[int, int] = {}
         self._began_calls = False
-        self._stragglers: dict[int, float] = {}
+        self._slow = SlowRanks(ranks, reports)
         self.ends: Verdict | None = None
         """Why the job should end, if its user asked for that."""
         self.reported = False
@@ -106,9 +86,8 @@ class Watcher:
             self._moves(stood)
         if lost or self._due(now):
             self._look(now, final=False)
-        elif (slow := self._steps.slowdown()) is not None and now - self._looked >= LOOK_SECONDS:
-            self._looked = now
-            self._look_for_straggler(slow, now)
+        elif self._steps.step and not self._steps.late(now):
+            self._slow.tick(self._steps.slowdown(), self._steps.step, self._steps.usual, now)
 
     def welcome(self) -> None:
         """Another rank has come: the job is still starting."""
@@ -177,27 +156,3 @@ class Watcher:
         life = Vitality.UNKNOWN if self._began_calls else Vitality.UNSEEN
         for rank in range(self._ranks.world):
             sights.setdefault(rank, RankSight(rank=rank, life=life))
-
-    # -- a job that has become slow --
-
-    def _look_for_straggler(self, slow: Slowdown, now: float) -> None:
-        since = now - max(8 * slow.recent, 2.0)
-        found = straggler_in(self._ranks.recordings(), since)
-        if found is None or now - self._stragglers.get(found.rank, 0.0) < _STRAGGLER_SECONDS:
-            return
-        self._stragglers[found.rank] = now
-        one = self._ranks.sights(all_stacks=False).get(found.rank, RankSight(rank=found.rank))
-        who = phrases.whom(found.rank, one.pid, one.host)
-        verdict = Verdict(
-            cause=Cause.STRAGGLER,
-            culprit=recorded.rank_name(found.rank),
-            host=one.host,
-            pid=one.pid,
-            step=slow.step,
-            seconds=slow.recent,
-            stuck=phrases.job_is_slow(slow.step, slow.recent, slow.usual),
-            what=phrases.straggler(who, found.lag, slow.usual, found.calls),
-            stack=tuple(recorded.stack_line(line) for line in one.stack),
-            remedy=phrases.remedy_straggler(),
-        )
-        self._reports.notice(replace(Diagnosis(), time=now, asker="lockstep watch", verdict=verdict))
