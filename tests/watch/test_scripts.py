@@ -1,7 +1,7 @@
-"""Every fault of the catalogue in programs of others, with DDP and with FSDP2, three ranks over gloo under torchrun: the
-right word for each, and whose fault it is. The programs (``scripts/``) have the shape of what people run, and are not
-changed: the fault comes from outside (``planted.py``). They take turns over the faults; ``LOCKSTEP_SCRIPTS=all`` runs
-every program with every fault."""
+"""Every fault of the catalogue in programs of others, with DDP and with FSDP2, three ranks over gloo, under torchrun:
+the right word for each, and whose fault it is. The programs (``scripts/``) have the shape of what people run, and are
+not changed: the fault comes from outside (``planted.py``). They take turns over the faults; ``LOCKSTEP_SCRIPTS=all``
+runs every program with every fault."""
 
 from __future__ import annotations
 
@@ -21,8 +21,22 @@ from watch.planting import FRAMEWORKS, SCRIPTS, Script, planted, python_for, scr
 
 PATIENCE = 240.0
 DRILLS = {drill.name: drill for drill in SYSTEM_DRILLS}
-FAULTS = ("kill", "stop", "sleep", "lock", "loop", "gil", "loader", "skip", "other_shape", "other_dtype", "opposite",
-          "exit", "slow", "always_slow")
+FAULTS = (
+    "kill",
+    "stop",
+    "sleep",
+    "lock",
+    "loop",
+    "gil",
+    "loader",
+    "skip",
+    "other_shape",
+    "other_dtype",
+    "opposite",
+    "exit",
+    "slow",
+    "always_slow",
+)
 
 
 def chosen(number: int, fault: str) -> list[Script]:
@@ -65,7 +79,8 @@ def test_a_fault_in_an_unchanged_program_gets_the_right_word(
 @pytest.mark.watch
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    ("script", "system"), [(script, system) for place, system in enumerate(SYSTEMS) for script in chosen(place, "never")]
+    ("script", "system"),
+    [(script, system) for place, system in enumerate(SYSTEMS) for script in chosen(place, "never")],
 )
 def test_a_rank_that_never_starts(script: Script, system: str, tmp_path: Path) -> None:
     """Not under torchrun, which starts all of its ranks or none."""

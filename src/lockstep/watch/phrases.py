@@ -177,6 +177,30 @@ def goes_on(step: int, seconds: float) -> str:
     return f"the job goes on: step {step} has ended after {seconds:.0f} s"
 
 
+def how_far(step: int, ago: float, usual: float) -> str:
+    """Of a job of which nothing is wrong, or nothing is proven."""
+    if not step:
+        return f"no step has ended yet; anything last moved {_span(ago)} ago"
+    every = f"; a step takes {_span(usual)}" if usual else ""
+    return f"all ranks have made {step} steps, the last {_span(ago)} ago{every}"
+
+
+def stacks_changed(ago: float) -> str:
+    return f"the stacks of the ranks last changed {_span(ago)} ago; steps cannot be counted in a job that ran before"
+
+
+def job_goes_well() -> str:
+    return "nothing stands still"
+
+
+def nothing_proven() -> str:
+    return "no step ends, and why is not proven yet"
+
+
+def no_py_spy() -> str:
+    return "py-spy is not installed here: there are no stacks, and no lines of the program; 'pip install py-spy'"
+
+
 def kept_out(variable: str) -> str:
     return (
         f"{variable}=0 keeps Lockstep out of this job: there are no collectives, steps or names, only processes and "

@@ -1,4 +1,4 @@
-"""A job whose steps end, but slowly: names the rank that all others wait for, whether it has become slow or always was."""
+"""A job whose steps end, but slowly: names the rank that all others wait for, if it has become slow or always was."""
 
 from __future__ import annotations
 

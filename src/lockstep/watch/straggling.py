@@ -25,7 +25,8 @@ _STEPS_BETWEEN: Final = 6
 
 @dataclass(frozen=True, slots=True)
 class Straggler:
-    """``lag``: seconds after the others, in the median of its late calls. ``share``: of the time, they waited for it."""
+    """``lag``: seconds after the others, in the median of its late calls. ``share``: so much of the time they
+    waited for it."""
 
     rank: int
     lag: float

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
-from lockstep.diagnose.verdict import Verdict
+from lockstep.diagnose.verdict import Diagnosis, Verdict
 from lockstep.flight.analysis import account_of
 from lockstep.flight.recording import Recording
 from lockstep.protocol.core.causes import ReportKind
+from lockstep.protocol.core.ids import hex64
 from lockstep.watch import phrases
-from lockstep.watch.judging import JobSight, judge
+from lockstep.watch.judging import JobSight, judge, task_lines
 from lockstep.watch.late_clock import LateClock
 from lockstep.watch.reports import Reports
 from lockstep.watch.sights import Ranks, RankSight, Vitality, Work
@@ -27,6 +28,7 @@ _HEARTBEATS: Final = 4096
 """Bytes between two looks that mean nothing: stores and monitors exchange a few."""
 _IDLE_SHARE: Final = 0.02
 """Of a processor: whoever loads data uses more."""
+
 
 @dataclass(slots=True)
 class _Starving:
@@ -62,7 +64,15 @@ class _Bytes:
 class Watcher:
     """Call ``tick`` a few times a second, and ``at_end`` once the job's command has ended."""
 
-    def __init__(self, ranks: Ranks, reports: Reports, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        ranks: Ranks,
+        reports: Reports,
+        moved: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """``moved`` is called when steps end."""
+        self._moved = moved
         self._ranks = ranks
         self._reports = reports
         self._clock = clock
@@ -84,6 +94,7 @@ class Watcher:
         stood = now - self._steps.moved
         if self._steps.note(self._ranks.steps(), now):
             self._moves(stood)
+            self._moved()
         if lost or self._due(now):
             self._look(now, final=False)
         elif self._steps.step and not self._steps.late(now):
@@ -119,19 +130,8 @@ class Watcher:
             self._steps.alive(now)
             self._standstill.over()
             return
-        self._add_unseen(sights)
         waited = now - self._steps.moved
-        look = JobSight(
-            account=account_of(recordings),
-            sights=sights,
-            now=now,
-            waited=waited,
-            still=self._bytes.still(sights, now),
-            starving=self._starving.seconds(sights, now),
-            silent_hosts=self._ranks.silent_hosts,
-            began=self._began_calls or self._steps.step > 0,
-        )
-        diagnosis = judge(look)
+        diagnosis = judge(self._job_sight(sights, recordings, now))
         say = self._standstill.found(diagnosis, waited, final=final)
         if diagnosis is None or diagnosis.verdict is None:
             return
@@ -143,6 +143,33 @@ class Watcher:
             self._reports.verdict(ReportKind.VERDICT, diagnosis, dumps)
         elif say is Saying.NOTICE:
             self._reports.notice(diagnosis)
+
+    def _job_sight(self, sights: dict[int, RankSight], recordings: Mapping[int, Recording], now: float) -> JobSight:
+        self._add_unseen(sights)
+        return JobSight(
+            account=account_of(recordings),
+            sights=sights,
+            now=now,
+            waited=now - self._steps.moved,
+            still=self._bytes.still(sights, now),
+            starving=self._starving.seconds(sights, now),
+            silent_hosts=self._ranks.silent_hosts,
+            began=self._began_calls or self._steps.step > 0,
+        )
+
+    def answer(self) -> Diagnosis:
+        """For somebody who asks: what is seen now, whether or not it was said."""
+        now = self._clock()
+        late = self._steps.late(now)
+        sights = dict(self._ranks.sights(all_stacks=late))
+        recordings = {rank: one.recording for rank, one in sights.items() if one.recording is not None}
+        look = self._job_sight(sights, recordings, now)
+        lost = any(one.life is Vitality.GONE for one in sights.values())
+        found = judge(look) if late or lost else None
+        if found is None:
+            summary = phrases.how_far(self._steps.step, now - self._steps.moved, self._steps.usual)
+            found = Diagnosis(healthy=not late, summary=summary, time=now, tasks=tuple(task_lines(look)))
+        return replace(found, job=hex64(self._reports.job), asker="lockstep why")
 
     def _calls_move(self, recordings: Mapping[int, Recording]) -> bool:
         """Whether anybody has made a call since the last look: some jobs have no steps that can be counted."""

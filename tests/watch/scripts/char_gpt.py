@@ -1,6 +1,6 @@
-"""A program of the shape of nanoGPT's ``train.py``: settings are globals that ``--name=value`` overrides, batches are cut
-out of one file of tokens, gradients accumulate over micro steps, and rank 0 estimates the loss now and then. As data for
-tests of ``lockstep watch``: it knows nothing of it, nor of faults.
+"""A program of the shape of nanoGPT's ``train.py``: settings are globals that ``--name=value`` overrides, batches are
+cut out of one file of tokens, gradients accumulate over micro steps, and rank 0 estimates the loss now and then. As
+data for tests of ``lockstep watch``: it knows nothing of it, nor of faults.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ for iteration in range(max_iters):
     for group in optimizer.param_groups:
         group["lr"] = get_lr(iteration)
     if wrap == "ddp" and rank == 0 and iteration % eval_interval == 0:
-        print(f"step {iteration}: loss {estimate_loss():.4f}", flush=True)
+        sys.stdout.write(f"step {iteration}: loss {estimate_loss():.4f}\n")
     for micro_step in range(accumulation):
         last = micro_step == accumulation - 1
         with contextlib.nullcontext() if last or wrap == "fsdp" else model.no_sync():

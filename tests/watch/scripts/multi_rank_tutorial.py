@@ -1,5 +1,5 @@
-"""A program of the shape of PyTorch's DDP tutorial for torchrun: a Trainer with epochs, a sampler and a snapshot. As data
-for tests of ``lockstep watch``: it knows nothing of it, nor of faults.
+"""A program of the shape of PyTorch's DDP tutorial for torchrun: a Trainer with epochs, a sampler and a snapshot. As
+data for tests of ``lockstep watch``: it knows nothing of it, nor of faults.
 
     torchrun ... multi_rank_tutorial.py EPOCHS SAVE_EVERY [--fsdp] [--snapshot=PATH]
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - as programs have it
@@ -53,7 +54,7 @@ class Trainer:
 
     def _epoch(self, epoch: int) -> None:
         if self.rank == 0:
-            print(f"epoch {epoch}, {len(self.data)} batches", flush=True)
+            sys.stdout.write(f"epoch {epoch}, {len(self.data)} batches\n")
         sampler = self.data.sampler
         assert isinstance(sampler, DistributedSampler)
         sampler.set_epoch(epoch)

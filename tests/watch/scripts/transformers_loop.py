@@ -1,6 +1,6 @@
 """A program of the shape of transformers' examples without Trainer: accelerate prepares a small model, its data and its
-optimizer, and the loop is one's own. With ``--fsdp`` torch shards the model. As data for tests of ``lockstep watch``: it
-knows nothing of it, nor of faults.
+optimizer, and the loop is one's own. With ``--fsdp`` torch shards the model. As data for tests of ``lockstep watch``:
+it knows nothing of it, nor of faults.
 """
 
 from __future__ import annotations
