@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from lockstep.runtime.startup.pages import NO_PAGES
 from lockstep.watch.asking import findable, watched_jobs
 from lockstep.watch.entry import watch_folder
 from lockstep.watch.job_metrics import JobBoard
-from lockstep.watch.reports import Reports
+from lockstep.watch.reports import MadeReport, Reports
 from lockstep.watch.sights import RankSight, Vitality
 
 NUMBER = "00000000000000c5"
@@ -89,7 +90,7 @@ def test_the_ranks_of_a_watched_job_are_shown_as_tasks() -> None:
     board.show(lives, {0: (14, 102.0), 1: (10, 100.0), 2: (9, 99.5), 3: (10, 100.0)})
     assert not board.look()
     assert STUCK.verdict is not None
-    reports.made.append((ReportKind.VERDICT, STUCK.verdict))
+    reports.made.append(MadeReport(ReportKind.VERDICT, STUCK.verdict, 0.0))
     assert board.look()
     assert not board.look()
     lines = board.text().splitlines()
@@ -104,3 +105,7 @@ def test_the_ranks_of_a_watched_job_are_shown_as_tasks() -> None:
     assert f"{said} 1" in lines
     board.moved()
     assert f"{said} 0" in board.text().splitlines()
+    slow = Verdict(cause=Cause.STRAGGLER, culprit="rank 1")
+    reports.made.append(MadeReport(ReportKind.NOTICE, slow, time.time()))
+    board.moved()
+    assert 'kind="notice",cause="straggler",culprit="rank 1"} 1' in board.text(), "though steps end"

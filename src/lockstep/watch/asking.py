@@ -1,5 +1,5 @@
-"""How ``lockstep why`` finds a watched job of this user, and asks its watcher: a file among those of running tasks names
-a Unix socket, in a folder that only this user can enter."""
+"""How ``lockstep why`` finds a watched job of this user and asks its watcher: a file among those of running tasks has
+the name of a Unix socket, in a folder that only this user can enter."""
 
 from __future__ import annotations
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from lockstep.diagnose.verdict import Verdict
 from lockstep.flight.phrases import rank_name
-from lockstep.protocol.core.causes import ReportKind
+from lockstep.protocol.core.causes import Cause
 from lockstep.protocol.core.ids import hex64
 from lockstep.runtime.monitor import task_metrics as names
 from lockstep.runtime.monitor.exposition import MetricPage
@@ -20,11 +20,13 @@ from lockstep.runtime.monitor.metrics_server import MetricsServer, MetricsWriter
 from lockstep.runtime.startup.metrics_options import MetricsOptions
 from lockstep.runtime.startup.run_name import run_name
 from lockstep.version import __version__
-from lockstep.watch.reports import Reports
+from lockstep.watch.reports import MadeReport, Reports
 from lockstep.watch.sights import RankSight, Vitality
 
 FILE: Final = "watch"
 """``lockstep.prom`` becomes ``lockstep-watch.prom``."""
+SLOW_SECONDS: Final = 60.0
+"""So long is a straggler shown, though steps end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +69,11 @@ class JobBoard:
         return RankRow(step, stepped, seconds, here.life, here.exit_code)
 
     def moved(self) -> None:
-        """A step has ended: what was said before is over."""
-        self._over = len(self._reports.made)
+        """A step has ended: what was said before is over, unless it was that steps are slow."""
+        made = self._reports.made
+        slow = bool(made) and made[-1].verdict.cause is Cause.STRAGGLER
+        if not (slow and time.time() - made[-1].at < SLOW_SECONDS):
+            self._over = len(made)
 
     def look(self) -> bool:
         """Whether there is a report that no file shows yet."""
@@ -85,9 +90,8 @@ class JobBoard:
         for rank, row in self._rows.items():
             self._add_rank(page, rank_name(rank), row)
         if made:
-            kind, verdict = made[-1]
-            page.add(names.VERDICT, int(len(made) > self._over), task=watcher, **_labels(kind, verdict))
-        for cause, count in sorted(Counter(verdict.cause.value for _, verdict in made).items()):
+            page.add(names.VERDICT, int(len(made) > self._over), task=watcher, **_labels(made[-1]))
+        for cause, count in sorted(Counter(one.verdict.cause.value for one in made).items()):
             page.add(names.VERDICTS, count, task=watcher, cause=cause)
         return page.text()
 
@@ -104,8 +108,9 @@ class JobBoard:
             page.add(names.LAST_STEP_SECONDS, row.seconds, task=task)
 
 
-def _labels(kind: ReportKind, verdict: Verdict) -> dict[str, str]:
-    return {"kind": kind.value, "cause": verdict.cause.value, "culprit": verdict.culprit, "peer": verdict.peer}
+def _labels(made: MadeReport) -> dict[str, str]:
+    found = made.verdict
+    return {"kind": made.kind.value, "cause": found.cause.value, "culprit": found.culprit, "peer": found.peer}
 
 
 @contextlib.contextmanager

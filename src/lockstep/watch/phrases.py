@@ -149,8 +149,8 @@ def no_bytes_moved(seconds: float) -> str:
     return f"all members are in it, none is done, and no byte has moved between them for {seconds:.0f} s"
 
 
-def straggler(who: str, lag: float, calls: int) -> str:
-    return f"{who} enters the collectives {_span(lag)} after the others, {calls} times of late"
+def straggler(who: str, lag: float, calls: int, how_slow: str) -> str:
+    return f"{who} enters the collectives {_span(lag)} after the others ({calls} times of late): {how_slow}"
 
 
 def job_is_slow(step: int, recent: float, usual: float) -> str:
@@ -158,7 +158,7 @@ def job_is_slow(step: int, recent: float, usual: float) -> str:
 
 
 def job_waits(usual: float, share: float) -> str:
-    return f"steps take {_span(usual)}, and {share:.0%} of the time all wait for one rank"
+    return f"steps take {_span(usual)}, and {share:.0%} of the time all wait for it"
 
 
 def _span(seconds: float) -> str:

@@ -6,8 +6,9 @@ import json
 import os
 import secrets
 import socket
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from lockstep.diagnose.text import notice_line, render
@@ -25,6 +26,15 @@ DUMP: Final = "rank_{}.json"
 """The dumps of the flight recorder, as ``lockstep why FOLDER`` finds them."""
 
 
+@dataclass(frozen=True, slots=True)
+class MadeReport:
+    """What was said, and when."""
+
+    kind: ReportKind
+    verdict: Verdict
+    at: float
+
+
 class Reports:
     """Speaks for one watched job."""
 
@@ -32,7 +42,7 @@ class Reports:
         self.say = say
         self.job = JobId(secrets.randbits(64) or 1)
         self.task = f"watcher on {socket.gethostname()}"
-        self.made: list[tuple[ReportKind, Verdict]] = []
+        self.made: list[MadeReport] = []
         """All notices and verdicts so far."""
         self._run = run_name(os.environ)
         self._pager = Pager(pages, say)
@@ -68,7 +78,7 @@ class Reports:
 
     def _note(self, kind: ReportKind, diagnosis: Diagnosis) -> dict[str, Any]:
         if diagnosis.verdict is not None:
-            self.made.append((kind, diagnosis.verdict))
+            self.made.append(MadeReport(kind, diagnosis.verdict, time.time()))
         event = event_fields(kind, self.task, self.job, self._run, diagnosis.verdict)
         make = kind is not ReportKind.NOTICE or self._folder.is_named
         self._say_once(self._folder.append(EVENTS, json.dumps(event).encode() + b"\n", make).problem)

@@ -45,15 +45,14 @@ class SlowRanks:
         found = straggler_in(self._ranks.recordings(), now - max(8 * slow.recent, 2.0))
         if found is None or now - self._named.get(found.rank, 0.0) < AGAIN_SECONDS:
             return
-        stuck = phrases.job_is_slow(slow.step, slow.recent, slow.usual)
-        self._name(found, slow.step, slow.recent, stuck, now)
+        self._name(found, slow.step, phrases.job_is_slow(slow.step, slow.recent, slow.usual), now)
 
     def _look_at_steady(self, step: int, usual: float, now: float) -> None:
         found = self._steady.found(straggler_in(self._ranks.recordings(), self._steady.since), now)
         if found is not None and now - self._named.get(found.rank, 0.0) >= STILL_SECONDS:
-            self._name(found, step, usual, phrases.job_waits(usual, found.share), now)
+            self._name(found, step, phrases.job_waits(usual, found.share), now)
 
-    def _name(self, found: Straggler, step: int, seconds: float, stuck: str, now: float) -> None:
+    def _name(self, found: Straggler, step: int, how_slow: str, now: float) -> None:
         self._named[found.rank] = now
         one = self._ranks.sights(all_stacks=False).get(found.rank, RankSight(rank=found.rank))
         verdict = Verdict(
@@ -62,9 +61,7 @@ class SlowRanks:
             host=one.host,
             pid=one.pid,
             step=step,
-            seconds=seconds,
-            stuck=stuck,
-            what=phrases.straggler(phrases.whom(found.rank, one.pid, one.host), found.lag, found.calls),
+            what=phrases.straggler(phrases.whom(found.rank, one.pid, one.host), found.lag, found.calls, how_slow),
             stack=tuple(recorded.stack_line(line) for line in one.stack),
             remedy=phrases.remedy_straggler(),
         )
