@@ -1,5 +1,6 @@
 """Faults in real DDP and FSDP2 jobs over gloo, started by torchrun, that know nothing of Lockstep: the right word for
-each, and whose fault it is. ``make test-watch``; two of them also run with the slow suite."""
+each, and whose fault it is. ``make test-watch-drills``; two of them also run with the slow suite. The same faults in
+programs of others are in ``test_scripts.py``."""
 
 from __future__ import annotations
 
@@ -13,11 +14,10 @@ from typing import Any
 
 import pytest
 
-from helpers.ports import free_port
 from helpers.waiting import wait_until
 from lockstep.cli.main import main
 from lockstep.drill.result import DrillStatus
-from lockstep.drill.systems import PROGRAM, SYSTEM_DRILLS, SYSTEMS, SystemDrill, events_in, run_system_drill, torchrun
+from lockstep.drill.systems import SYSTEM_DRILLS, SYSTEMS, SystemDrill, events_in, run_system_drill, torchrun
 from lockstep.drill.systems import watched as watched_job
 from lockstep.protocol.core.causes import Cause, ReportKind
 from lockstep.runtime.processes import descendants, send_signal
@@ -36,6 +36,7 @@ def wait_for(what: Callable[[], Any], output: Path) -> Any:
 
 
 @pytest.mark.watch
+@pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("system", SYSTEMS)
 @pytest.mark.parametrize("drill", SYSTEM_DRILLS, ids=lambda drill: drill.name)
@@ -64,15 +65,6 @@ def test_a_rank_that_is_stopped_is_missed_with_a_module_of_fsdp(tmp_path: Path) 
     verdict = json.loads((tmp_path / "fsdp-stop" / "run" / "report.json").read_text())["verdict"]
     assert verdict["key"].startswith("all_gather ")
     assert verdict["names"] == ["0.weight", "0.bias"]
-
-
-@pytest.mark.watch
-@pytest.mark.timeout(600)
-def test_a_rank_that_never_starts(tmp_path: Path) -> None:
-    launcher = [sys.executable, str(Path(__file__).with_name("two_of_three.py")), str(free_port()), str(PROGRAM)]
-    with watched_job(launcher, tmp_path):
-        (event,) = wait_for(lambda: events_in(tmp_path), tmp_path / "output.txt")
-    assert (event["kind"], event["cause"], event["culprit"]) == (ReportKind.NOTICE, Cause.NEVER_STARTED, "rank 1")
 
 
 @pytest.mark.watch

@@ -141,6 +141,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--times", action="store_true")
     parser.add_argument("--dumps", default="", help="a folder for a dump of the flight recorder, every two seconds")
+    parser.add_argument("--debug_port", type=int, default=0, help="of torch's debug server; needs aiohttp and tabulate")
     parser.add_argument("--mark", default="", help="a file that the bad rank makes when it misbehaves")
     args = parser.parse_args()
     rank = int(os.environ["RANK"])
@@ -152,6 +153,10 @@ def main() -> None:
     dist.init_process_group("gloo")
     if args.dumps:
         threading.Thread(target=keep_dumping, args=(args.dumps, rank), daemon=True).start()
+    if args.debug_port:
+        from torch.distributed.debug import start_debug_server
+
+        start_debug_server(args.debug_port, start_method="spawn")
     groups = [dist.new_group([0, 1, 2]), dist.new_group([0, 1, 2])] if args.fault == "opposite" else []
     model = model_of(args.kind)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
