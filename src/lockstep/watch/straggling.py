@@ -78,7 +78,7 @@ class SteadyLooks:
         """``usual``: what a step takes; between two looks there are some steps."""
         if not self.since:
             self.since = now  # steps have begun
-        pause = min(FIRST_LOOK_SECONDS * 2**self._looks, LONGEST_PAUSE_SECONDS)
+        pause = min(FIRST_LOOK_SECONDS * (1 << min(self._looks, 16)), LONGEST_PAUSE_SECONDS)
         return now - self.since >= max(pause, _STEPS_BETWEEN * usual)
 
     def found(self, straggler: Straggler | None, now: float) -> Straggler | None:

@@ -46,7 +46,8 @@ class Block(nn.Module):
         parts = self.qkv(self.before_attention(x)).view(batch, time, 3, heads, width // heads).permute(2, 0, 3, 1, 4)
         seen = functional.scaled_dot_product_attention(parts[0], parts[1], parts[2], is_causal=True)
         x = x + self.out(seen.transpose(1, 2).reshape(batch, time, width))
-        return x + self.mlp(self.before_mlp(x))
+        made: torch.Tensor = x + self.mlp(self.before_mlp(x))
+        return made
 
 
 class Gpt(nn.Module):

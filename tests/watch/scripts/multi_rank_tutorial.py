@@ -43,7 +43,9 @@ class Trainer:
         self.data = data
         self.save_every = save_every
         self.snapshot = snapshot
-        self.model: nn.Module = fully_shard(model) if shard else DistributedDataParallel(model)
+        if shard:
+            fully_shard(model)
+        self.model = model if shard else DistributedDataParallel(model)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
 
     def train(self, epochs: int) -> None:

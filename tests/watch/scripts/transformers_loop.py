@@ -30,7 +30,8 @@ def main() -> None:
     set_seed(42)
     config = GPT2Config(vocab_size=64, n_positions=32, n_embd=32, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0)
     model: Any = GPT2LMHeadModel(config)
-    data: Any = DataLoader(examples(6_000, 16, 64), shuffle=True, batch_size=2, num_workers=1)
+    rows: Any = examples(6_000, 16, 64)
+    data: Any = DataLoader(rows, shuffle=True, batch_size=2, num_workers=1)
     if args.fsdp:
         for block in model.transformer.h:
             fully_shard(block)
