@@ -76,8 +76,8 @@ def test_a_job_is_ended_on_request(tmp_path: Path) -> None:
 
 @pytest.mark.watch
 @pytest.mark.timeout(600)
-def test_a_job_that_runs_already(tmp_path: Path) -> None:
-    """Nobody is let in there, but a rank that is stopped is seen all the same."""
+def test_a_job_that_runs_already(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nobody is let in there, but a rank that is stopped is seen all the same, and said to whoever asks."""
     mark = tmp_path / "mark"
     output = tmp_path / "output.txt"
     job = subprocess.Popen(torchrun("--fault=stop", "--at=3", f"--mark={mark}"), stderr=subprocess.DEVNULL)
@@ -88,6 +88,9 @@ def test_a_job_that_runs_already(tmp_path: Path) -> None:
             watch = subprocess.Popen(command, stderr=written)
         (event,) = wait_for(lambda: events_in(tmp_path), output)
         assert (event["kind"], event["cause"], event["culprit"]) == (ReportKind.VERDICT, Cause.FROZEN, "rank 1")
+        capsys.readouterr()
+        assert main(["why", "--json", event["job"]]) == 3
+        assert json.loads(capsys.readouterr().out)["verdict"]["culprit"] == "rank 1"
         watch.send_signal(signal.SIGTERM)
         assert watch.wait(PATIENCE) == 128 + signal.SIGTERM
     finally:
