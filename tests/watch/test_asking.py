@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -109,3 +110,20 @@ def test_the_ranks_of_a_watched_job_are_shown_as_tasks() -> None:
     reports.made.append(MadeReport(ReportKind.NOTICE, slow, time.time()))
     board.moved()
     assert 'kind="notice",cause="straggler",culprit="rank 1"} 1' in board.text(), "though steps end"
+
+
+def test_a_job_is_not_started_if_its_metrics_cannot_be_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begun = tmp_path / "begun"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["watch", f"--metrics_port={port}", "--", "touch", str(begun)]) == 2
+    assert "give another --metrics_port" in capsys.readouterr().err
+    assert not begun.exists()
+
+
+def test_what_the_file_of_metrics_has_at_the_end(tmp_path: Path) -> None:
+    """Without torch there are no ranks, but the watcher itself is shown."""
+    assert main(["watch", f"--metrics_file={tmp_path / 'job.prom'}", "--", "true"]) == 0
+    assert "lockstep_task_info" in (tmp_path / "job-watch.prom").read_text()

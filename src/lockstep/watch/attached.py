@@ -42,6 +42,7 @@ def run_attached(spec: WatchSpec, say: Callable[[str], None]) -> int:
         LocalRanks(None, spec.pids) as ranks,
         watch_folder() as folder,
         findable(folder, hex64(reports.job), [f"PID {pid}" for pid in spec.pids]) as door,
+        showing(spec.metrics, board := JobBoard(reports)),
     ):
         ranks.search()
         if not ranks.numbers:
@@ -50,29 +51,28 @@ def run_attached(spec: WatchSpec, say: Callable[[str], None]) -> int:
                 "numbers of torchrun or of its ranks, as the user who started them."
             )
         say(phrases.attached(ranks.numbers))
-        watch = _Attached(ranks, reports)
-        with showing(spec.metrics, watch.board):
-            while True:
-                processes.wait_readable((inbox.fileno(), door.fileno(), *ranks.descriptors), LOOK_SECONDS)
-                stopped = inbox.take()
-                if stopped:
-                    return 128 + signal.Signals(stopped[0])
-                ranks.refresh()
-                if not watch.look():
-                    return 0
-                door.serve(lambda: watch.seen)
+        watch = _Attached(ranks, reports, board)
+        while True:
+            processes.wait_readable((inbox.fileno(), door.fileno(), *ranks.descriptors), LOOK_SECONDS)
+            stopped = inbox.take()
+            if stopped:
+                return 128 + signal.Signals(stopped[0])
+            ranks.refresh()
+            if not watch.look():
+                return 0
+            door.serve(lambda: watch.seen)
 
 
 class _Attached:
     """Looks, and says what it sees."""
 
-    def __init__(self, ranks: LocalRanks, reports: Reports) -> None:
+    def __init__(self, ranks: LocalRanks, reports: Reports, board: JobBoard) -> None:
         self._ranks = ranks
         self._reports = reports
         self._standstill = Standstill()
         self._stands: object = None
         self._moved = time.time()
-        self.board = JobBoard(reports)
+        self._board = board
         self.seen = Diagnosis()
         """The last look, for whoever asks."""
 
@@ -83,7 +83,7 @@ class _Attached:
         stands = {rank: (one.life, one.stack) for rank, one in sights.items()}
         if stands != self._stands:
             self._stands, self._moved = stands, now
-            self.board.moved()
+            self._board.moved()
         waited = now - self._moved
         look = JobSight(account=account_of({}), sights=sights, now=now, waited=waited)
         diagnosis = judge(look)
@@ -97,5 +97,5 @@ class _Attached:
             self._reports.notice(diagnosis)
         well = Diagnosis(healthy=True, summary=phrases.stacks_changed(waited), time=now, tasks=tuple(task_lines(look)))
         self.seen = replace(diagnosis or well, job=hex64(self._reports.job), asker="lockstep why")
-        self.board.show(sights.values(), {})
+        self._board.show(sights.values(), {})
         return any(one.life is not Vitality.GONE for one in sights.values())

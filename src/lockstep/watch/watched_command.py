@@ -41,7 +41,10 @@ def run_watched(spec: WatchSpec, say: Callable[[str], None]) -> int:
         processes.SignalInbox(_PASSED_ON, until_exit=True) as inbox,
         entry_folder() as folder,
         contextlib.closing(Reports(spec.folder, spec.pages, say)) as reports,
+        findable(folder, hex64(reports.job), spec.command) as door,
+        showing(spec.metrics, board := JobBoard(reports)),
     ):
+        # From here on nothing may fail that a user could mend: the job would be left alone.
         try:
             child = subprocess.Popen(spec.command, env=entered(os.environ, folder))
         except OSError as error:
@@ -51,14 +54,8 @@ def run_watched(spec: WatchSpec, say: Callable[[str], None]) -> int:
             say(phrases.kept_out(variable))
         if find_py_spy() is None:
             say(phrases.no_py_spy())
-        with (
-            LocalRanks(folder, [child.pid]) as ranks,
-            findable(folder, hex64(reports.job), spec.command) as door,
-            contextlib.ExitStack() as others,
-        ):
-            watching = _Watching(spec, child, ranks, reports, inbox, door, others)
-            with showing(spec.metrics, watching.board):
-                return watching.run(quiet=bool(variable))
+        with LocalRanks(folder, [child.pid]) as ranks, contextlib.ExitStack() as others:
+            return _Watching(spec, child, ranks, reports, inbox, door, board, others).run(quiet=bool(variable))
 
 
 class _Watching:
@@ -72,15 +69,16 @@ class _Watching:
         reports: Reports,
         inbox: processes.SignalInbox,
         door: WatchDoor,
+        board: JobBoard,
         others: contextlib.ExitStack,
     ) -> None:
         self._spec = spec
         self._child = child
         self._ranks = ranks
         self._reports = reports
-        self.board = JobBoard(reports)
+        self._board = board
         self._shown = 0.0
-        self._watcher = Watcher(ranks, reports, self.board.moved)
+        self._watcher = Watcher(ranks, reports, self._board.moved)
         self._inbox = inbox
         self._door = door
         self._say = reports.say
@@ -123,7 +121,7 @@ class _Watching:
     def _show(self, *, at_once: bool = False) -> None:
         if self._spec.metrics and (at_once or time.monotonic() - self._shown >= SHOW_SECONDS):
             self._shown = time.monotonic()
-            self.board.show(self._ranks.lives(), (self._all or self._ranks).steps())
+            self._board.show(self._ranks.lives(), (self._all or self._ranks).steps())
 
     def _tick(self, lost: bool) -> None:
         if self._all is not None:
@@ -147,7 +145,7 @@ class _Watching:
         except OSError as error:
             self._say(phrases.cannot_listen(where[1], error.strerror or str(error)))
             return
-        self._watcher = Watcher(self._all, self._reports, self.board.moved)
+        self._watcher = Watcher(self._all, self._reports, self._board.moved)
 
     def _pass_on(self) -> None:
         for signum in self._inbox.take():
