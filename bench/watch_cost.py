@@ -47,10 +47,9 @@ def seconds_a_step(command: list[str]) -> StepTimes:
 def spread(name: str, bare: list[float], watched: list[float]) -> str:
     ratios = [one / other - 1 for one, other in zip(watched, bare, strict=True)]
     middle = statistics.median
-    return (
-        f"{name}: {middle(bare) * 1e3:.3f} ms bare, {middle(watched) * 1e3:.3f} ms watched; ratio in {len(ratios)} turns "
-        f"{middle(ratios):+.1%} (median), {min(ratios):+.1%} to {max(ratios):+.1%}"
-    )
+    medians = f"{middle(bare) * 1e3:.3f} ms bare, {middle(watched) * 1e3:.3f} ms watched"
+    ratio = f"{middle(ratios):+.1%} (median), {min(ratios):+.1%} to {max(ratios):+.1%}"
+    return f"{name}: {medians}; ratio in {len(ratios)} turns {ratio}"
 
 
 def main() -> None:
