@@ -180,7 +180,7 @@ def goes_on(step: int, seconds: float) -> str:
 def how_far(step: int, ago: float, usual: float) -> str:
     """Of a job of which nothing is wrong, or nothing is proven."""
     if not step:
-        return f"no step has ended yet; anything last moved {_span(ago)} ago"
+        return f"no step has ended yet; the last sign of life was {_span(ago)} ago"
     every = f"; a step takes {_span(usual)}" if usual else ""
     return f"all ranks have made {step} steps, the last {_span(ago)} ago{every}"
 
