@@ -6,9 +6,9 @@ STAMP := $(VENV)/.installed
 # Tests start hundreds of processes: none of them compiles the same files again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-slow test-long test-drills test-drills-ranks test-frameworks test-engines test-watch test-watch-healthy \
-  test-oncall test-rough test-soak test-rdma test-rdma-short lint types unit docs docs-test screenshots wheel \
-  bench lock audit fuzz clean
+.PHONY: demo test test-slow test-long test-drills test-drills-ranks test-frameworks test-engines test-watch \
+  test-watch-drills test-watch-healthy test-oncall test-rough test-soak test-rdma test-rdma-short lint types unit docs \
+  docs-test screenshots wheel bench lock audit fuzz clean
 
 demo: $(STAMP)
 	$(BIN)/lockstep bench --ps=1 --workers=2 --device=cpu --model=lenet --batch_size=64 --num_batches=100
@@ -109,9 +109,14 @@ screenshots: $(STAMP)
 test-rough: $(STAMP)
 	$(BIN)/python -m pytest -q -m drill --durations=0 tests/drill/test_no_alarm.py
 
-# Every fault in real DDP and FSDP2 jobs of torchrun, under lockstep watch.
-test-watch: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m 'watch and not alone' --durations=0 tests/watch
+# Every fault in programs of others, DDP and FSDP2, under torchrun and lockstep watch; some of them use transformers.
+test-watch: $(FRAMEWORKS)/.installed
+	LOCKSTEP_FRAMEWORKS=$(CURDIR)/$(FRAMEWORKS)/bin/python OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q \
+	  -m 'watch and not alone and not long' -rP tests/watch
+
+# The same in the program of lockstep drill --system.
+test-watch-drills: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m 'watch and long' -rP tests/watch
 
 # 2,000 healthy steps, in the middle of which rank 0 evaluates for a minute: it computes, or waits; no verdict.
 test-watch-healthy: $(STAMP)

@@ -7,26 +7,31 @@ Each fault strikes rank 1 of three (``watch/drill_program.py``, DDP over gloo) a
 - ``bare``: torchrun and DDP alone. What they say is torchrun's summary, if the job ends.
 - ``recorder``: the same, and the program dumps torch's flight recorder every two seconds by itself, since over gloo
   nothing does before a time-out of 30 minutes. After ``--seconds``, torch's own analyser (``torchfrtrace``) reads them.
+- ``debug``: the same, and the program starts torch's debug server, whose page of the flight recorder is read after
+  ``--seconds``; where aiohttp and tabulate are installed, which it needs.
 - ``why``: ``lockstep why`` on these same dumps.
 - ``watch``: ``lockstep watch``, with the program as it is.
 
-Right means: it names rank 1 (or, of a ring of waits, a rank in it). Ray Train's detector, NVRx and torch's debug server
-need a change of the program or packages of their own, and are not run.
+Right means: it names rank 1 (or, of a ring of waits, a rank in it), and not as one of all. Ray Train's detector asks
+NCCL how many calls each rank has made, which needs a GPU a rank: over gloo it has nobody to ask, and is not run.
+NVRx's parts for hangs wait for heartbeats that the program has to send, for 45 minutes and more, and are not run.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import time
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -37,7 +42,9 @@ from lockstep.runtime.processes import descendants, send_signal
 
 START_SECONDS = 240.0
 ROOT_CAUSE = re.compile(r"Root Cause.*?rank\s+: (\d+).*?exitcode\s+: (-?\d+)", re.DOTALL)
-ANALYSER = Path(sysconfig.get_path("scripts")) / "torchfrtrace"
+PAGE_SECONDS = 20.0
+HAS_DEBUG_SERVER = all(importlib.util.find_spec(name) is not None for name in ("aiohttp", "tabulate"))
+ANALYSER = [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +93,19 @@ def without_lockstep(drill: SystemDrill, seconds: float) -> Iterator[Said]:
         folder = Path(name)
         mark, output, dumps = folder / "mark", folder / "output.txt", folder / "dumps"
         dumps.mkdir()
-        with running(torchrun(f"--fault={drill.name}", f"--mark={mark}", f"--dumps={dumps}"), output) as job:
+        port = free_port() if HAS_DEBUG_SERVER else 0
+        arguments = [f"--fault={drill.name}", f"--mark={mark}", f"--dumps={dumps}", f"--debug_port={port}"]
+        page: Said | None = None
+        with running(torchrun(*arguments, "--steps=1000"), output) as job:
             struck = wait_for_fault(mark, job)
             while time.time() < struck + seconds and job.poll() is None:
                 time.sleep(0.02)
             ended = None if job.poll() is None else time.time() - struck
+            if port:
+                page = by_debug_server(drill.name, port, struck)
         yield by_torchrun(drill.name, output.read_text(errors="replace"), ended)
+        if page is not None:
+            yield page
         yield by_analyser(drill.name, dumps, time.time() - struck)
         yield by_why(drill, dumps, time.time() - struck)
 
@@ -106,7 +120,7 @@ def by_torchrun(fault: str, text: str, ended: float | None) -> Said:
 
 def by_analyser(fault: str, dumps: Path, after: float) -> Said:
     done = subprocess.run(
-        [str(ANALYSER), "--allow-incomplete-ranks", "-p", "rank_", str(dumps)],
+        [*ANALYSER, "--allow-incomplete-ranks", "-p", "rank_", str(dumps)],
         capture_output=True,
         text=True,
         check=False,
@@ -115,6 +129,22 @@ def by_analyser(fault: str, dumps: Path, after: float) -> Said:
     lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
     what = lines[-1].strip() if lines else "nothing"
     return Said(fault, "recorder", what[:100], after, done.returncode == 0 and "rank 1" in done.stdout)
+
+
+def by_debug_server(fault: str, port: int, struck: float) -> Said:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/fr_trace", timeout=PAGE_SECONDS) as answer:
+            text = answer.read().decode(errors="replace")
+    except OSError as error:
+        return Said(fault, "debug", f"no page: {error}", None, False)
+    found = re.search(r"(\w+Error: .*)", text)
+    what = found[1] if found else "tables of groups and calls, without a conclusion"
+    return Said(fault, "debug", what[:100], time.time() - struck, False)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
 
 
 def by_why(drill: SystemDrill, dumps: Path, after: float) -> Said:

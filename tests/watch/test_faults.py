@@ -1,5 +1,6 @@
 """Faults in real DDP and FSDP2 jobs over gloo, started by torchrun, that know nothing of Lockstep: the right word for
-each, and whose fault it is. ``make test-watch``; two of them also run with the slow suite."""
+each, and whose fault it is. ``make test-watch-drills``; two of them also run with the slow suite. The same faults in
+programs of others are in ``test_scripts.py``."""
 
 from __future__ import annotations
 
@@ -13,11 +14,10 @@ from typing import Any
 
 import pytest
 
-from helpers.ports import free_port
 from helpers.waiting import wait_until
 from lockstep.cli.main import main
 from lockstep.drill.result import DrillStatus
-from lockstep.drill.systems import PROGRAM, SYSTEM_DRILLS, SYSTEMS, SystemDrill, events_in, run_system_drill, torchrun
+from lockstep.drill.systems import SYSTEM_DRILLS, SYSTEMS, SystemDrill, events_in, run_system_drill, torchrun
 from lockstep.drill.systems import watched as watched_job
 from lockstep.protocol.core.causes import Cause, ReportKind
 from lockstep.runtime.processes import descendants, send_signal
@@ -36,6 +36,7 @@ def wait_for(what: Callable[[], Any], output: Path) -> Any:
 
 
 @pytest.mark.watch
+@pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("system", SYSTEMS)
 @pytest.mark.parametrize("drill", SYSTEM_DRILLS, ids=lambda drill: drill.name)
@@ -68,15 +69,6 @@ def test_a_rank_that_is_stopped_is_missed_with_a_module_of_fsdp(tmp_path: Path) 
 
 @pytest.mark.watch
 @pytest.mark.timeout(600)
-def test_a_rank_that_never_starts(tmp_path: Path) -> None:
-    launcher = [sys.executable, str(Path(__file__).with_name("two_of_three.py")), str(free_port()), str(PROGRAM)]
-    with watched_job(launcher, tmp_path):
-        (event,) = wait_for(lambda: events_in(tmp_path), tmp_path / "output.txt")
-    assert (event["kind"], event["cause"], event["culprit"]) == (ReportKind.NOTICE, Cause.NEVER_STARTED, "rank 1")
-
-
-@pytest.mark.watch
-@pytest.mark.timeout(600)
 def test_a_job_is_ended_on_request(tmp_path: Path) -> None:
     with watched_job(torchrun("--fault=opposite"), tmp_path, "--abort") as job:
         assert job.wait(PATIENCE) == 3, (tmp_path / "output.txt").read_text(errors="replace")
@@ -84,8 +76,8 @@ def test_a_job_is_ended_on_request(tmp_path: Path) -> None:
 
 @pytest.mark.watch
 @pytest.mark.timeout(600)
-def test_a_job_that_runs_already(tmp_path: Path) -> None:
-    """Nobody is let in there, but a rank that is stopped is seen all the same."""
+def test_a_job_that_runs_already(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nobody is let in there, but a rank that is stopped is seen all the same, and said to whoever asks."""
     mark = tmp_path / "mark"
     output = tmp_path / "output.txt"
     job = subprocess.Popen(torchrun("--fault=stop", "--at=3", f"--mark={mark}"), stderr=subprocess.DEVNULL)
@@ -96,6 +88,9 @@ def test_a_job_that_runs_already(tmp_path: Path) -> None:
             watch = subprocess.Popen(command, stderr=written)
         (event,) = wait_for(lambda: events_in(tmp_path), output)
         assert (event["kind"], event["cause"], event["culprit"]) == (ReportKind.VERDICT, Cause.FROZEN, "rank 1")
+        capsys.readouterr()
+        assert main(["why", "--json", event["job"]]) == 3
+        assert json.loads(capsys.readouterr().out)["verdict"]["culprit"] == "rank 1"
         watch.send_signal(signal.SIGTERM)
         assert watch.wait(PATIENCE) == 128 + signal.SIGTERM
     finally:

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from flight.jobs import PaperJob, steps
 from fuzz.watch_targets import SIGHT
 from helpers.ports import free_port
 from helpers.waiting import wait_until
 from lockstep.security.chosen import choose
 from lockstep.watch import injected
-from lockstep.watch.hosts import AllRanks, Reporting
+from lockstep.watch.hosts import AllRanks, ClockGap, Reporting
 from lockstep.watch.local_ranks import LocalRanks
 from lockstep.watch.sight_codec import SightsError, sights_from_json, sights_to_json
 
@@ -35,6 +36,16 @@ def test_what_a_watcher_sees_arrives_as_it_was_sent() -> None:
 def test_anything_else_is_refused(data: bytes) -> None:
     with pytest.raises(SightsError):
         sights_from_json(data, now=5.0)
+
+
+def test_a_clock_that_is_ahead_makes_nobody_late() -> None:
+    gap = ClockGap()
+    gap.learn(theirs=107.0, ours=100.2, took=0.4)
+    gap.learn(theirs=190.0, ours=100.2, took=0.5)
+    assert round(gap.ahead, 6) == 7.0, "the quicker answer is the better one"
+    recording = PaperJob({"0": (0, 1)}, {rank: [*steps(2)] for rank in range(2)}).run().recordings()[1]
+    both = zip(gap.ours(recording).calls, recording.calls, strict=True)
+    assert {round(shifted.created - call.created, 6) for shifted, call in both} == {-7.0}
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from lockstep.protocol.core.causes import Cause
 from lockstep.protocol.core.timing import FIRST_STEPS_NOTICE_SECONDS, NOTICE_SECONDS, USER_CODE_SECONDS
 from lockstep.watch.late_clock import LATE_FACTOR, LateClock
 from lockstep.watch.standstill import Saying, Standstill, may_end
-from lockstep.watch.straggling import straggler_in
+from lockstep.watch.straggling import FIRST_LOOK_SECONDS, LONGEST_PAUSE_SECONDS, SteadyLooks, Straggler, straggler_in
 
 
 def running(seconds: float, count: int = 30) -> tuple[LateClock, float]:
@@ -75,6 +75,47 @@ def test_ranks_that_are_about_even_have_no_straggler() -> None:
     assert straggler_in(late_by({1: 0.02}), since=0.0) is None
     assert straggler_in({}, since=0.0) is None
     assert straggler_in(late_by({1: 0.3}, count=2), since=0.0) is None
+
+
+def test_calls_that_are_made_together_are_waited_for_once() -> None:
+    """Four buckets a step: they are late together, and the others wait a fifth of the time and not all of it."""
+    found = late_by({})
+    together = {
+        rank: replace(
+            one,
+            calls=tuple(
+                replace(call, created=100.0 + call.number // 4 + 1e-3 * (call.number % 4) + (0.2 if rank == 1 else 0.0))
+                for call in one.calls
+            ),
+        )
+        for rank, one in found.items()
+    }
+    assert straggler_in(together, since=0.0) is None
+
+
+def test_a_rank_that_always_was_slow_is_named_when_two_looks_agree() -> None:
+    looks, one = SteadyLooks(), Straggler(1, 0.3, 8, 0.9)
+    assert not looks.due(100.0, 0.3)
+    assert looks.due(100.0 + FIRST_LOOK_SECONDS, 0.3)
+    assert not looks.due(100.0 + FIRST_LOOK_SECONDS, 10.0), "some steps must have ended"
+    assert looks.found(one, 102.0) is None
+    assert looks.found(replace(one, rank=2), 104.0) is None
+    assert looks.found(replace(one, rank=2), 106.0) is not None
+    assert looks.found(replace(one, lag=0.002), 108.0) is None
+    assert looks.found(replace(one, lag=0.002), 110.0) is None
+
+
+def test_looks_at_a_job_that_is_well_become_rare() -> None:
+    looks, now, pauses = SteadyLooks(), 100.0, []
+    for _ in range(8):
+        looks.due(now, 0.01)
+        began = now
+        while not looks.due(now, 0.01):
+            now += 1.0
+        pauses.append(now - began)
+        looks.found(None, now)
+    assert pauses[0] == FIRST_LOOK_SECONDS
+    assert pauses[-1] == LONGEST_PAUSE_SECONDS
 
 
 def finding(cause: Cause, key: str = "all_reduce 5", culprit: str = "rank 1") -> Diagnosis:

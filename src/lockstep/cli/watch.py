@@ -10,6 +10,7 @@ from pathlib import Path
 from lockstep.cli.flags.flag import FlagKind, Group, Rows
 from lockstep.cli.flags.parsing import read_command_line
 from lockstep.errors import BadInput, HelpAsked
+from lockstep.runtime.startup.metrics_options import MetricsOptions, metrics_problems
 from lockstep.runtime.startup.pages import Pages, page_problems
 from lockstep.terminal import drop_what_cannot_be_written, say
 from lockstep.watch.spec import WatchSpec
@@ -26,6 +27,10 @@ _TABLE = (
     _ROWS.works(
         "port", FlagKind.WHOLE, 0, "where watchers of several hosts meet (default: MASTER_PORT + 1)", upstream=False
     ),
+    _ROWS.works(
+        "metrics_port", FlagKind.TEXT, "", "PORT, or HOST:PORT, where metrics are shown for Prometheus", upstream=False
+    ),
+    _ROWS.works("metrics_file", FlagKind.TEXT, "", "a file for them, written every 10 seconds", upstream=False),
     _ROWS.works("verdict_webhook", FlagKind.TEXT, "", "an address that each verdict is posted to", upstream=False),
 )
 
@@ -72,6 +77,8 @@ def _spec(words: Sequence[str], command: tuple[str, ...], *, started: bool) -> W
     mistakes = list(line.mistakes)
     pages = Pages(str(line.value("on_verdict")), str(line.value("verdict_webhook")))
     mistakes += page_problems(pages)
+    metrics = MetricsOptions(str(line.value("metrics_port")), str(line.value("metrics_file")))
+    mistakes += metrics_problems(metrics)
     if started and pids:
         mistakes.append(f"{pids[0]!r} stands before '--'; give either a command after '--' or process numbers.")
     if started and not command:
@@ -100,6 +107,7 @@ def _spec(words: Sequence[str], command: tuple[str, ...], *, started: bool) -> W
         folder=str(line.value("folder")),
         abort=abort,
         pages=pages,
+        metrics=metrics,
         port=port,
     )
 

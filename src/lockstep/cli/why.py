@@ -27,12 +27,14 @@ from lockstep.terminal import say, shown
 
 if TYPE_CHECKING:
     from lockstep.diagnose.verdict import Diagnosis
+    from lockstep.watch.asking import ListedWatch
 
 _HELP = """\
 lockstep why: who waits for whom, for which tensor, and why.
 
-  lockstep why               ask your job on this host; if several run, list them; if
-                             none runs, read the newest run folder that you left here
+  lockstep why               ask your job on this host, also one under 'lockstep watch';
+                             if several run, list them; if none runs, read the newest run
+                             folder that you left here
   lockstep why HOST:PORT     ask the cluster that this task belongs to (any task will do)
   lockstep why JOB           ask your job of this number, or read its run folder
   lockstep why FOLDER        read the files of a run that has ended, or the dumps that
@@ -68,9 +70,11 @@ def run(argv: Sequence[str]) -> int:
         settle(say)
         return _ask_address(asked)
     if not asked.target or (os.sep not in asked.target and not Path(asked.target).is_dir()):
-        jobs = _running_jobs(asked.target)
-        if len(jobs) > 1:
-            raise BadInput(_which_one(jobs))
+        jobs, watched = _running_jobs(asked.target), _watched_jobs(asked.target)
+        if len(jobs) + len(watched) > 1:
+            raise BadInput(_which_one(jobs, watched))
+        if watched:
+            return _ask_watcher(watched[0], asked)
         if jobs:
             if not asked.as_json:
                 say(f"asking {jobs[0].words()}")
@@ -181,9 +185,45 @@ def _running_jobs(name: str) -> list[_Named]:
     return [one for one in named if one.number.startswith(name)]
 
 
-def _which_one(jobs: Sequence[_Named]) -> list[str]:
+def _which_one(jobs: Sequence[_Named], watched: Sequence[ListedWatch]) -> list[str]:
     rows = [f"lockstep why {one.job.address}    {one.words()}" for one in jobs]
-    return [f"{len(jobs)} jobs of yours run on this host; ask one of them:", *rows]
+    rows += [f"lockstep why {one.watched}    {_words(one)}" for one in watched]
+    return [f"{len(rows)} jobs of yours run on this host; ask one of them:", *rows]
+
+
+# -- jobs that 'lockstep watch' has started, or was attached to --
+
+
+def _watched_jobs(name: str) -> list[ListedWatch]:
+    from lockstep.watch.asking import watched_jobs
+
+    return [one for one in watched_jobs() if one.watched.startswith(name)]
+
+
+def _words(job: ListedWatch) -> str:
+    age = _age(time.time() - job.started)
+    return f"the watched job {job.watched} ({job.command}), started {age} ago in {job.folder}"
+
+
+def _ask_watcher(job: ListedWatch, asked: _Asked) -> int:
+    from lockstep.diagnose.text import render
+    from lockstep.diagnose.verdict import ReportError
+    from lockstep.watch import phrases
+    from lockstep.watch.asking import ask
+
+    if not asked.as_json:
+        say(f"asking the watcher of {_words(job)}")
+    while True:
+        try:
+            found = ask(job)
+        except (OSError, ReportError) as error:
+            raise BadInput(f"the watcher of job {job.watched} does not answer ({error}); has the job ended?") from None
+        kind = ReportKind.ANSWER if found.verdict is None or found.verdict.proven else ReportKind.NOTICE
+        text = render(kind, found, phrases.job_goes_well(), phrases.nothing_proven())
+        _show(found.to_json(), text, asked.as_json)
+        if not asked.watch:
+            return 0 if found.healthy else EXIT_STANDS_STILL
+        time.sleep(WATCH_SECONDS)
 
 
 def _number_in(path: Path) -> str:

@@ -37,10 +37,11 @@ def lead_line(diagnosis: Diagnosis, *, remedy: bool = True) -> str:
     return phrases.lead(verdict.stuck, verdict.what, verdict.remedy if remedy else "", ends=diagnosis.ends)
 
 
-def render(kind: str, diagnosis: Diagnosis, healthy: str = "") -> str:
-    """The whole report. ``healthy``: its title where there is nothing to report, if not that of a cluster of ours."""
+def render(kind: str, diagnosis: Diagnosis, healthy: str = "", unproven: str = "") -> str:
+    """The whole report. ``healthy``: its title where there is nothing to report, if not that of a cluster of ours;
+    ``unproven``: the same where something is wrong, and nobody knows what."""
     verdict = diagnosis.verdict
-    lines = [lead_line(diagnosis), RULE, phrases.report_title(kind, _title(diagnosis, healthy))]
+    lines = [lead_line(diagnosis), RULE, phrases.report_title(kind, _title(diagnosis, healthy, unproven))]
     if verdict is not None:
         lines += _verdict_lines(verdict)
     if diagnosis.also:
@@ -60,10 +61,12 @@ def render(kind: str, diagnosis: Diagnosis, healthy: str = "") -> str:
     return "\n".join([*lines, *_refused(diagnosis.refused), *_timeline(diagnosis.timeline), RULE])
 
 
-def _title(diagnosis: Diagnosis, healthy: str) -> str:
+def _title(diagnosis: Diagnosis, healthy: str, unproven: str) -> str:
     verdict = diagnosis.verdict
     if verdict is None:
-        return (healthy or phrases.cluster_is_healthy()) if diagnosis.healthy else phrases.not_all_answer()
+        if diagnosis.healthy:
+            return healthy or phrases.cluster_is_healthy()
+        return unproven or phrases.not_all_answer()
     return phrases.cause_title(verdict.cause, verdict.culprit) if verdict.proven else phrases.cause_unknown()
 
 

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -63,6 +63,7 @@ SYSTEM_DRILLS: Final = (
     SystemDrill("exit", "a rank ends early, without an error", Cause.OUT_OF_STEP),
     SystemDrill("raise", "the program of a rank raises an error", Cause.FAILED, place="misbehave"),
     SystemDrill("slow", "a rank becomes slow", Cause.STRAGGLER, _NOTICE),
+    SystemDrill("always_slow", "a rank is slow from its first step", Cause.STRAGGLER, _NOTICE),
 )
 
 
@@ -74,16 +75,25 @@ def torchrun(*arguments: str, ranks: int = RANKS) -> list[str]:
 
 def run_system_drill(drill: SystemDrill, system: str, keep: str = "") -> DrillResult:
     """Run the job, wait for the first word about the fault, and end it."""
-    result = DrillResult(name=f"{system} {drill.name}", struck=drill.cause.value)
-    with _folder(keep, f"{system}-{drill.name}") as folder:
+    return run_planted(
+        drill,
+        f"{system} {drill.name}",
+        lambda mark: torchrun(f"--kind={system}", f"--fault={drill.name}", f"--mark={mark}", "--steps=200"),
+        keep,
+    )
+
+
+def run_planted(drill: SystemDrill, name: str, command: Callable[[Path], list[str]], keep: str = "") -> DrillResult:
+    """The same with any job: ``command`` gets the file in which it is to say when the fault has struck."""
+    result = DrillResult(name=name, struck=drill.cause.value)
+    with _folder(keep, name.replace(" ", "-")) as folder:
         mark = folder / "mark"
-        command = torchrun(f"--kind={system}", f"--fault={drill.name}", f"--mark={mark}")
-        with watched(command, folder):
+        with watched(command(mark), folder):
             found = _first_word(folder, mark)
-        if found is None:
-            result.conclude(["nothing was said in time"])
-            return result
         result.report = (folder / "output.txt").read_text(errors="replace")
+    if found is None:
+        result.conclude(["nothing was said in time"])
+        return result
     seconds = found["time"] - found["struck"]
     result.notice_seconds = seconds
     result.verdict_seconds = seconds if found["kind"] == ReportKind.VERDICT else None

@@ -65,11 +65,18 @@ def listed(task: str, address: str, cluster: Mapping[str, str], pid: int) -> Ite
     with contextlib.suppress(OSError):
         folder = os.readlink(f"/proc/{pid}/cwd")
     entry = ListedTask(task, {**cluster, task: cluster.get(task, address)}, folder, time.time())
+    with keep_entry(json.dumps(asdict(entry)).encode()):
+        yield
+
+
+@contextlib.contextmanager
+def keep_entry(data: bytes) -> Iterator[None]:
+    """Keep a file among those of what runs, until the block ends or this process does."""
     name = secrets.token_hex(8)
     held = -1
     with contextlib.suppress(OSError), _folder(make=True) as parent:
-        held = write_held(parent, name, json.dumps(asdict(entry)).encode())
-        _tasks_in(parent)  # removes what the dead have left
+        held = write_held(parent, name, data)
+        _entries_in(parent)  # removes what the dead have left
     try:
         yield
     finally:
@@ -82,12 +89,19 @@ def listed(task: str, address: str, cluster: Mapping[str, str], pid: int) -> Ite
 def running_jobs() -> list[LocalJob]:
     """This user's jobs with a task on this host, the newest first."""
     found: dict[tuple[tuple[str, str], ...], list[ListedTask]] = {}
-    for base in user_folders():
-        with contextlib.suppress(OSError), own_folder(base) as user, own_folder(FOLDER, user) as parent:
-            for task in _tasks_in(parent):
-                found.setdefault(tuple(sorted(task.cluster.items())), []).append(task)
+    for task in filter(None, map(_read, kept_entries())):
+        found.setdefault(tuple(sorted(task.cluster.items())), []).append(task)
     jobs = [LocalJob(here[0].cluster, tuple(sorted(here, key=lambda one: one.task))) for here in found.values()]
     return sorted(jobs, key=lambda job: job.started, reverse=True)
+
+
+def kept_entries() -> list[bytes]:
+    """What those that run have written."""
+    found = []
+    for base in user_folders():
+        with contextlib.suppress(OSError), own_folder(base) as user, own_folder(FOLDER, user) as parent:
+            found += _entries_in(parent)
+    return found
 
 
 @contextlib.contextmanager
@@ -100,8 +114,8 @@ def _folder(make: bool) -> Iterator[int]:
             yield parent
 
 
-def _tasks_in(parent: int) -> list[ListedTask]:
-    """The entries of live tasks; those of dead ones are removed."""
+def _entries_in(parent: int) -> list[bytes]:
+    """The entries of what lives; those of the dead are removed."""
     found = []
     for name in os.listdir(parent):
         if not _NAME.fullmatch(name):
@@ -110,8 +124,8 @@ def _tasks_in(parent: int) -> list[ListedTask]:
             data = read_held(parent, name, MAX_BYTES)
             if data is None:
                 os.unlink(name, dir_fd=parent)
-            elif (task := _read(data)) is not None:
-                found.append(task)
+            else:
+                found.append(data)
     return found
 
 
@@ -124,4 +138,4 @@ def _read(data: bytes) -> ListedTask | None:
             return None
         return ListedTask(task, cluster, str(fields["folder"]), started)
     except (ValueError, KeyError, TypeError, AttributeError):
-        return None  # of another version
+        return None  # a watcher of somebody's job, or of another version

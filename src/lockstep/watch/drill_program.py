@@ -141,6 +141,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--times", action="store_true")
     parser.add_argument("--dumps", default="", help="a folder for a dump of the flight recorder, every two seconds")
+    parser.add_argument("--debug_port", type=int, default=0, help="of torch's debug server; needs aiohttp and tabulate")
     parser.add_argument("--mark", default="", help="a file that the bad rank makes when it misbehaves")
     args = parser.parse_args()
     rank = int(os.environ["RANK"])
@@ -152,6 +153,10 @@ def main() -> None:
     dist.init_process_group("gloo")
     if args.dumps:
         threading.Thread(target=keep_dumping, args=(args.dumps, rank), daemon=True).start()
+    if args.debug_port:
+        from torch.distributed.debug import start_debug_server
+
+        start_debug_server(args.debug_port, start_method="spawn")
     groups = [dist.new_group([0, 1, 2]), dist.new_group([0, 1, 2])] if args.fault == "opposite" else []
     model = model_of(args.kind)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -159,12 +164,12 @@ def main() -> None:
     if args.fault == "loader":
         numbers = RandomRows(8 * args.at if bad else -1, args.mark)
         data = iter(DataLoader(numbers, batch_size=8, num_workers=1))
-    began = time.perf_counter()
+    began, worked = time.perf_counter(), time.process_time()
     for step in range(args.steps):
-        if step == args.at and args.fault:
+        if step == (0 if args.fault == "always_slow" else args.at) and args.fault:
             mark(args.mark if bad and args.fault != "loader" else "")
             misbehave(args.fault, groups) if bad else others(args.fault, groups)
-        if args.fault == "slow" and bad and step >= args.at:
+        if bad and (args.fault == "always_slow" or (args.fault == "slow" and step >= args.at)):
             time.sleep(0.3)
         if step == args.at and rank == 0 and args.evaluate:
             evaluate(args.evaluate, args.seconds)
@@ -175,9 +180,11 @@ def main() -> None:
         model(batch).square().mean().backward()
         optimizer.step()
         if step == args.at and args.times:
-            began = time.perf_counter()
+            began, worked = time.perf_counter(), time.process_time()
     if args.times and rank == 0:
-        sys.stdout.write(f"{(time.perf_counter() - began) / (args.steps - args.at - 1):.6f} s a step\n")
+        count = args.steps - args.at - 1
+        took, used = (time.perf_counter() - began) / count, (time.process_time() - worked) / count
+        sys.stdout.write(f"{took:.7f} {used:.7f} s a step\n")
     dist.destroy_process_group()
 
 

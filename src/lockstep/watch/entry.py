@@ -21,22 +21,28 @@ _LONGEST: Final = 50
 
 
 @contextmanager
-def entry_folder() -> Iterator[Path]:
-    """A folder of this user that is gone afterwards, with all that the ranks have left in it."""
+def watch_folder() -> Iterator[Path]:
+    """A folder that only this user can enter, and that is gone afterwards, with all that is in it by then."""
     usual = tempfile.gettempdir()
     base = usual if len(usual) < _LONGEST else "/tmp"
     _remove_left(Path(base))
     folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=base))
     try:
-        module = folder / f"{injected.MODULE}.py"
-        shutil.copyfile(injected.__file__, module)
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def entry_folder() -> Iterator[Path]:
+    """The same, with what torch loads into a rank; ranks leave their files in it."""
+    with watch_folder() as folder:
+        shutil.copyfile(injected.__file__, folder / f"{injected.MODULE}.py")
         named = folder / f"{injected.MODULE}-1.dist-info"
         named.mkdir()
         (named / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {injected.MODULE}\nVersion: 1\n")
         (named / "entry_points.txt").write_text(f"[torch.backends]\nlockstep_watch = {injected.MODULE}:start\n")
         yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _remove_left(base: Path) -> None:

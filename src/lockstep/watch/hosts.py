@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from lockstep.flight.recording import Recording
@@ -55,6 +55,25 @@ def _key() -> bytes | None:
 
 
 @dataclass(slots=True)
+class ClockGap:
+    """How far the clock of another host is ahead of this one's, as far as its answers tell."""
+
+    ahead: float = 0.0
+    within: float = float("inf")
+    """So sure is that: the shortest time an answer took."""
+
+    def learn(self, theirs: float, ours: float, took: float) -> None:
+        """What it read in an answer that came just now and took so long."""
+        if took < self.within:
+            self.ahead, self.within = theirs - (ours - took / 2), took
+
+    def ours(self, recording: Recording) -> Recording:
+        """With times by this host's clock."""
+        calls = tuple(replace(call, created=call.created - self.ahead) for call in recording.calls)
+        return replace(recording, calls=calls)
+
+
+@dataclass(slots=True)
 class _Other:
     """The watcher of another host."""
 
@@ -68,6 +87,7 @@ class _Other:
     world: int = 0
     lost: int = 0
     asked: float = 0.0
+    clock: ClockGap = field(default_factory=ClockGap)
 
     def ask(self, question: bytes, seconds: float) -> bytes:
         deadline = time.monotonic() + seconds
@@ -135,8 +155,10 @@ class AllRanks:
         return found
 
     def _ask_steps(self, other: _Other) -> None:
+        began = time.monotonic()
         try:
             fields: Any = read_json(other.ask(_STEPS, STEPS_SECONDS), 1 << 20)
+            other.clock.learn(float(fields["now"]), time.time(), time.monotonic() - began)
             other.steps = {int(rank): (int(step), float(at)) for rank, (step, at) in fields["steps"].items()}
             other.world, lost = int(fields["world"]), int(fields["lost"])
         except (ProofError, ValueError, KeyError, TypeError, AttributeError):
@@ -146,9 +168,12 @@ class AllRanks:
         other.lost = lost
 
     def recordings(self) -> Mapping[int, Recording]:
+        """With times by this host's clock, as who comes last in a call is seen by them."""
         found = self._local.recordings()
-        sights = self._elsewhere(_SIGHTS)
-        return found | {rank: one.recording for rank, one in sights.items() if one.recording is not None}
+        for other in list(self._others.values()):
+            sights = self._ask_sights(other, _SIGHTS)
+            found |= {rank: other.clock.ours(one.recording) for rank, one in sights.items() if one.recording}
+        return found
 
     def sights(self, *, all_stacks: bool) -> Mapping[int, RankSight]:
         asked: list[dict[int, RankSight]] = []
@@ -162,11 +187,15 @@ class AllRanks:
     def _elsewhere(self, question: bytes) -> dict[int, RankSight]:
         found: dict[int, RankSight] = {}
         for other in list(self._others.values()):
-            try:
-                found |= sights_from_json(other.ask(question, SIGHTS_SECONDS), time.time())
-            except (ProofError, SightsError):
-                self._drop(other)
+            found |= self._ask_sights(other, question)
         return found
+
+    def _ask_sights(self, other: _Other, question: bytes) -> dict[int, RankSight]:
+        try:
+            return sights_from_json(other.ask(question, SIGHTS_SECONDS), time.time())
+        except (ProofError, SightsError):
+            self._drop(other)
+            return {}
 
     def _drop(self, other: _Other) -> None:
         self._silent[other.life] = other.host
@@ -218,7 +247,8 @@ class Reporting:
             if question != _STEPS:
                 return sights_to_json(self._local.sights(all_stacks=question == _STACKS))
             steps = {str(rank): one for rank, one in self._local.steps().items()}
-            return json.dumps({"steps": steps, "world": self._local.world, "lost": self._local.lost}).encode()
+            counted = {"steps": steps, "world": self._local.world, "lost": self._local.lost, "now": time.time()}
+            return json.dumps(counted).encode()
 
 
 def _family(host: str) -> socket.AddressFamily:

@@ -369,6 +369,11 @@ def _names(look: JobSight) -> tuple[str, ...]:
     return ()
 
 
+def task_lines(look: JobSight) -> Sequence[TaskLine]:
+    """What every rank does."""
+    return _tasks(look, diagnosis_of(look.account, now=look.now))
+
+
 def _tasks(look: JobSight, found: Diagnosis) -> Sequence[TaskLine]:
     known = {line.task: line for line in found.tasks}
     lines = []

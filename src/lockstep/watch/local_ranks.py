@@ -178,6 +178,11 @@ class LocalRanks:
         found = {rank: recording_of(dumps[rank], rank, now, self._known[rank].facts()) for rank in dumps}
         return {rank: recording for rank, recording in found.items() if recording is not None}
 
+    def lives(self) -> list[RankSight]:
+        """Who runs, and who has ended how: without a look into any of them."""
+        processes = {known.pid: facts for known in self._known.values() if (facts := process_facts(known.pid))}
+        return [self._alive(known, processes.get(known.pid)) for known in self._known.values()]
+
     def sights(self, *, all_stacks: bool) -> dict[int, RankSight]:
         """What is seen of each rank now. ``all_stacks``: of those that are in a collective, too."""
         dumps, taken = self.dumps(), time.time()  # first: a launcher that has lost a rank ends the others soon
@@ -205,7 +210,24 @@ class LocalRanks:
     def _sight(
         self, process: RankProcess, processes: Mapping[int, ProcessFacts], stack: tuple[StackLine, ...]
     ) -> RankSight:
-        facts, death = processes.get(process.pid), self._deaths.of(process.pid)
+        alive = self._alive(process, processes.get(process.pid))
+        here = alive.life is not Vitality.GONE
+        return replace(
+            alive,
+            busy=self._shares.get(process.pid, 0.0),
+            stack=stack,
+            work=work_of(stack),
+            on_device=alive.life is Vitality.RUNS and uses_device(process.pid),
+            helpers=tuple(
+                Helper(pid, processes[pid].stopped, processes[pid].dead, self._shares.get(pid, 0.0))
+                for pid in _below(process, processes)
+            ),
+            links=count_by_host(process.pid) if here else {},
+        )
+
+    def _alive(self, process: RankProcess, facts: ProcessFacts | None) -> RankSight:
+        """What the kernel says of it, and what it has written itself."""
+        death = self._deaths.of(process.pid)
         entered = process.files is not None
         status = process.status() if entered else RankStatus()
         code = None if death is None else death.exit_code
@@ -224,16 +246,7 @@ class LocalRanks:
             ended=death.at if death is not None else time.time() if life is Vitality.GONE else 0.0,
             status=status,
             entered=entered,
-            busy=self._shares.get(process.pid, 0.0),
             runnable=facts is not None and facts.wants_processor,
-            stack=stack,
-            work=work_of(stack),
-            on_device=life is Vitality.RUNS and uses_device(process.pid),
-            helpers=tuple(
-                Helper(pid, processes[pid].stopped, processes[pid].dead, self._shares.get(pid, 0.0))
-                for pid in _below(process, processes)
-            ),
-            links=count_by_host(process.pid) if life is not Vitality.GONE else {},
         )
 
     def _sample(self, pids: Iterable[int]) -> None:

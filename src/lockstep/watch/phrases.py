@@ -149,15 +149,16 @@ def no_bytes_moved(seconds: float) -> str:
     return f"all members are in it, none is done, and no byte has moved between them for {seconds:.0f} s"
 
 
-def straggler(who: str, lag: float, usual: float, calls: int) -> str:
-    return (
-        f"{who} enters the collectives {_span(lag)} after the others (the last {calls}); a step used to take "
-        f"{_span(usual)}"
-    )
+def straggler(who: str, lag: float, calls: int, how_slow: str) -> str:
+    return f"{who} enters the collectives {_span(lag)} after the others ({calls} times of late): {how_slow}"
 
 
 def job_is_slow(step: int, recent: float, usual: float) -> str:
     return f"steps take {_span(recent)} since step {step}, and took {_span(usual)} before"
+
+
+def job_waits(usual: float, share: float) -> str:
+    return f"steps take {_span(usual)}, and {share:.0%} of the time all wait for it"
 
 
 def _span(seconds: float) -> str:
@@ -174,6 +175,30 @@ def stands(rank_doing: str, work: str, place: StackLine | None) -> str:
 
 def goes_on(step: int, seconds: float) -> str:
     return f"the job goes on: step {step} has ended after {seconds:.0f} s"
+
+
+def how_far(step: int, ago: float, usual: float) -> str:
+    """Of a job of which nothing is wrong, or nothing is proven."""
+    if not step:
+        return f"no step has ended yet; the last sign of life was {_span(ago)} ago"
+    every = f"; a step takes {_span(usual)}" if usual else ""
+    return f"all ranks have made {step} steps, the last {_span(ago)} ago{every}"
+
+
+def stacks_changed(ago: float) -> str:
+    return f"the stacks of the ranks last changed {_span(ago)} ago; steps cannot be counted in a job that ran before"
+
+
+def job_goes_well() -> str:
+    return "nothing stands still"
+
+
+def nothing_proven() -> str:
+    return "no step ends, and why is not proven yet"
+
+
+def no_py_spy() -> str:
+    return "py-spy is not installed here: there are no stacks, and no lines of the program; 'pip install py-spy'"
 
 
 def kept_out(variable: str) -> str:

@@ -6,12 +6,13 @@ import json
 import os
 import secrets
 import socket
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from lockstep.diagnose.text import notice_line, render
-from lockstep.diagnose.verdict import Diagnosis
+from lockstep.diagnose.verdict import Diagnosis, Verdict
 from lockstep.protocol.core.causes import ReportKind
 from lockstep.protocol.core.ids import JobId, hex64
 from lockstep.runtime.startup.pages import Pages
@@ -25,13 +26,24 @@ DUMP: Final = "rank_{}.json"
 """The dumps of the flight recorder, as ``lockstep why FOLDER`` finds them."""
 
 
+@dataclass(frozen=True, slots=True)
+class MadeReport:
+    """What was said, and when."""
+
+    kind: ReportKind
+    verdict: Verdict
+    at: float
+
+
 class Reports:
     """Speaks for one watched job."""
 
     def __init__(self, folder: str, pages: Pages, say: Callable[[str], None]) -> None:
         self.say = say
         self.job = JobId(secrets.randbits(64) or 1)
-        self._task = f"watcher on {socket.gethostname()}"
+        self.task = f"watcher on {socket.gethostname()}"
+        self.made: list[MadeReport] = []
+        """All notices and verdicts so far."""
         self._run = run_name(os.environ)
         self._pager = Pager(pages, say)
         self._folder = RunFolder(folder, lambda: self.job)
@@ -65,7 +77,9 @@ class Reports:
         self._pager.send(page_fields(event, diagnosis, copy))
 
     def _note(self, kind: ReportKind, diagnosis: Diagnosis) -> dict[str, Any]:
-        event = event_fields(kind, self._task, self.job, self._run, diagnosis.verdict)
+        if diagnosis.verdict is not None:
+            self.made.append(MadeReport(kind, diagnosis.verdict, time.time()))
+        event = event_fields(kind, self.task, self.job, self._run, diagnosis.verdict)
         make = kind is not ReportKind.NOTICE or self._folder.is_named
         self._say_once(self._folder.append(EVENTS, json.dumps(event).encode() + b"\n", make).problem)
         return event

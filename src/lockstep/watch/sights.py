@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Protocol
 
 from lockstep.flight.recording import Recording, StackLine
 from lockstep.runtime.watch.kernel_tcp import Counted
@@ -82,3 +83,19 @@ class RankSight:
     def place(self) -> StackLine | None:
         """The innermost line of the program itself."""
         return next((line for line in self.stack if line.of_program), None)
+
+
+class Ranks(Protocol):
+    """The ranks of a job, on this host or on all."""
+
+    @property
+    def world(self) -> int: ...
+
+    def steps(self) -> Mapping[int, tuple[int, float]]: ...
+
+    def recordings(self) -> Mapping[int, Recording]: ...
+
+    def sights(self, *, all_stacks: bool) -> Mapping[int, RankSight]: ...
+
+    @property
+    def silent_hosts(self) -> tuple[str, ...]: ...

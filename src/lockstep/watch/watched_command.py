@@ -12,18 +12,24 @@ from collections.abc import Callable
 from typing import Final
 
 from lockstep.errors import EXIT_VERDICT, BadInput
+from lockstep.protocol.core.ids import hex64
 from lockstep.protocol.core.timing import OVERSTAY_SECONDS
 from lockstep.runtime import processes
+from lockstep.runtime.monitor.stack import find_py_spy
 from lockstep.security.chosen import settle
 from lockstep.watch import phrases
+from lockstep.watch.asking import WatchDoor, findable
 from lockstep.watch.entry import entered, entry_folder, kept_out
 from lockstep.watch.hosts import AllRanks, Reporting
+from lockstep.watch.job_metrics import JobBoard, showing
 from lockstep.watch.local_ranks import LocalRanks
 from lockstep.watch.reports import Reports
 from lockstep.watch.spec import WatchSpec
 from lockstep.watch.watcher import Watcher
 
 TICK_SECONDS: Final = 0.25
+SHOW_SECONDS: Final = 1.0
+"""Between two looks for the metrics."""
 NOBODY_SECONDS: Final = 60.0
 """After so long without a rank that has let us in, that is said."""
 _PASSED_ON: Final = (*processes.STOP_SIGNALS, signal.SIGUSR1, signal.SIGUSR2)
@@ -35,7 +41,10 @@ def run_watched(spec: WatchSpec, say: Callable[[str], None]) -> int:
         processes.SignalInbox(_PASSED_ON, until_exit=True) as inbox,
         entry_folder() as folder,
         contextlib.closing(Reports(spec.folder, spec.pages, say)) as reports,
+        findable(folder, hex64(reports.job), spec.command) as door,
+        showing(spec.metrics, board := JobBoard(reports)),
     ):
+        # From here on nothing may fail that a user could mend: the job would be left alone.
         try:
             child = subprocess.Popen(spec.command, env=entered(os.environ, folder))
         except OSError as error:
@@ -43,8 +52,10 @@ def run_watched(spec: WatchSpec, say: Callable[[str], None]) -> int:
         variable = kept_out(os.environ)
         if variable:
             say(phrases.kept_out(variable))
+        if find_py_spy() is None:
+            say(phrases.no_py_spy())
         with LocalRanks(folder, [child.pid]) as ranks, contextlib.ExitStack() as others:
-            return _Watching(spec, child, ranks, reports, inbox, others).run(quiet=bool(variable))
+            return _Watching(spec, child, ranks, reports, inbox, door, board, others).run(quiet=bool(variable))
 
 
 class _Watching:
@@ -57,14 +68,19 @@ class _Watching:
         ranks: LocalRanks,
         reports: Reports,
         inbox: processes.SignalInbox,
+        door: WatchDoor,
+        board: JobBoard,
         others: contextlib.ExitStack,
     ) -> None:
         self._spec = spec
         self._child = child
         self._ranks = ranks
         self._reports = reports
-        self._watcher = Watcher(ranks, reports)
+        self._board = board
+        self._shown = 0.0
+        self._watcher = Watcher(ranks, reports, self._board.moved)
         self._inbox = inbox
+        self._door = door
         self._say = reports.say
         self._others = others
         self._met = False
@@ -78,7 +94,7 @@ class _Watching:
         began, ended = time.monotonic(), os.pidfd_open(self._child.pid)
         try:
             while self._child.poll() is None:
-                descriptors = (self._inbox.fileno(), ended, *self._ranks.descriptors)
+                descriptors = (self._inbox.fileno(), ended, self._door.fileno(), *self._ranks.descriptors)
                 processes.wait_readable(descriptors, TICK_SECONDS)
                 self._pass_on()
                 known, lost = len(self._ranks.numbers), self._ranks.refresh()
@@ -86,6 +102,8 @@ class _Watching:
                     self._watcher.welcome()
                 self._meet()
                 self._tick(lost)
+                self._door.serve(self._watcher.answer)
+                self._show()
                 if not quiet and not self._ranks.entered and time.monotonic() - began > NOBODY_SECONDS:
                     quiet = True
                     self._say(phrases.nobody_came_in(NOBODY_SECONDS))
@@ -93,11 +111,17 @@ class _Watching:
         finally:
             os.close(ended)
         self._ranks.refresh()
+        self._show(at_once=True)
         code = self._child.returncode
         self._watcher.at_end(failed=code != 0 and not self._aborted and not self._asked)
         if self._aborted:
             return EXIT_VERDICT
         return code if code >= 0 else 128 - code
+
+    def _show(self, *, at_once: bool = False) -> None:
+        if self._spec.metrics and (at_once or time.monotonic() - self._shown >= SHOW_SECONDS):
+            self._shown = time.monotonic()
+            self._board.show(self._ranks.lives(), (self._all or self._ranks).steps())
 
     def _tick(self, lost: bool) -> None:
         if self._all is not None:
@@ -121,7 +145,7 @@ class _Watching:
         except OSError as error:
             self._say(phrases.cannot_listen(where[1], error.strerror or str(error)))
             return
-        self._watcher = Watcher(self._all, self._reports)
+        self._watcher = Watcher(self._all, self._reports, self._board.moved)
 
     def _pass_on(self) -> None:
         for signum in self._inbox.take():

@@ -5,20 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final, Protocol
+from typing import Final
 
 from lockstep.diagnose.verdict import Diagnosis, Verdict
-from lockstep.flight import phrases as recorded
 from lockstep.flight.analysis import account_of
 from lockstep.flight.recording import Recording
-from lockstep.protocol.core.causes import Cause, ReportKind
+from lockstep.protocol.core.causes import ReportKind
+from lockstep.protocol.core.ids import hex64
 from lockstep.watch import phrases
-from lockstep.watch.judging import JobSight, judge
-from lockstep.watch.late_clock import LateClock, Slowdown
+from lockstep.watch.judging import JobSight, judge, task_lines
+from lockstep.watch.late_clock import LateClock
 from lockstep.watch.reports import Reports
-from lockstep.watch.sights import RankSight, Vitality, Work
+from lockstep.watch.sights import Ranks, RankSight, Vitality, Work
+from lockstep.watch.slow_ranks import SlowRanks
 from lockstep.watch.standstill import Saying, Standstill, may_end
-from lockstep.watch.straggling import straggler_in
 
 LOOK_SECONDS: Final = 0.8
 """Between two looks at a job that stands still."""
@@ -28,24 +28,6 @@ _HEARTBEATS: Final = 4096
 """Bytes between two looks that mean nothing: stores and monitors exchange a few."""
 _IDLE_SHARE: Final = 0.02
 """Of a processor: whoever loads data uses more."""
-_STRAGGLER_SECONDS: Final = 60.0
-"""Until one is named again."""
-
-
-class Ranks(Protocol):
-    """The ranks of a job, on this host or on all."""
-
-    @property
-    def world(self) -> int: ...
-
-    def steps(self) -> Mapping[int, tuple[int, float]]: ...
-
-    def recordings(self) -> Mapping[int, Recording]: ...
-
-    def sights(self, *, all_stacks: bool) -> Mapping[int, RankSight]: ...
-
-    @property
-    def silent_hosts(self) -> tuple[str, ...]: ...
 
 
 @dataclass(slots=True)
@@ -82,7 +64,15 @@ class _Bytes:
 class Watcher:
     """Call ``tick`` a few times a second, and ``at_end`` once the job's command has ended."""
 
-    def __init__(self, ranks: Ranks, reports: Reports, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        ranks: Ranks,
+        reports: Reports,
+        moved: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """``moved`` is called when steps end."""
+        self._moved = moved
         self._ranks = ranks
         self._reports = reports
         self._clock = clock
@@ -93,7 +83,7 @@ class Watcher:
         self._looked = 0.0
         self._records: dict[int, int] = {}
         self._began_calls = False
-        self._stragglers: dict[int, float] = {}
+        self._slow = SlowRanks(ranks, reports)
         self.ends: Verdict | None = None
         """Why the job should end, if its user asked for that."""
         self.reported = False
@@ -104,11 +94,11 @@ class Watcher:
         stood = now - self._steps.moved
         if self._steps.note(self._ranks.steps(), now):
             self._moves(stood)
+            self._moved()
         if lost or self._due(now):
             self._look(now, final=False)
-        elif (slow := self._steps.slowdown()) is not None and now - self._looked >= LOOK_SECONDS:
-            self._looked = now
-            self._look_for_straggler(slow, now)
+        elif self._steps.step and not self._steps.late(now):
+            self._slow.tick(self._steps.slowdown(), self._steps.step, self._steps.usual, now)
 
     def welcome(self) -> None:
         """Another rank has come: the job is still starting."""
@@ -140,19 +130,8 @@ class Watcher:
             self._steps.alive(now)
             self._standstill.over()
             return
-        self._add_unseen(sights)
         waited = now - self._steps.moved
-        look = JobSight(
-            account=account_of(recordings),
-            sights=sights,
-            now=now,
-            waited=waited,
-            still=self._bytes.still(sights, now),
-            starving=self._starving.seconds(sights, now),
-            silent_hosts=self._ranks.silent_hosts,
-            began=self._began_calls or self._steps.step > 0,
-        )
-        diagnosis = judge(look)
+        diagnosis = judge(self._job_sight(sights, recordings, now))
         say = self._standstill.found(diagnosis, waited, final=final)
         if diagnosis is None or diagnosis.verdict is None:
             return
@@ -164,6 +143,33 @@ class Watcher:
             self._reports.verdict(ReportKind.VERDICT, diagnosis, dumps)
         elif say is Saying.NOTICE:
             self._reports.notice(diagnosis)
+
+    def _job_sight(self, sights: dict[int, RankSight], recordings: Mapping[int, Recording], now: float) -> JobSight:
+        self._add_unseen(sights)
+        return JobSight(
+            account=account_of(recordings),
+            sights=sights,
+            now=now,
+            waited=now - self._steps.moved,
+            still=self._bytes.still(sights, now),
+            starving=self._starving.seconds(sights, now),
+            silent_hosts=self._ranks.silent_hosts,
+            began=self._began_calls or self._steps.step > 0,
+        )
+
+    def answer(self) -> Diagnosis:
+        """For somebody who asks: what is seen now, whether or not it was said."""
+        now = self._clock()
+        late = self._steps.late(now)
+        sights = dict(self._ranks.sights(all_stacks=late))
+        recordings = {rank: one.recording for rank, one in sights.items() if one.recording is not None}
+        look = self._job_sight(sights, recordings, now)
+        lost = any(one.life is Vitality.GONE for one in sights.values())
+        found = judge(look) if late or lost else None
+        if found is None:
+            summary = phrases.how_far(self._steps.step, now - self._steps.moved, self._steps.usual)
+            found = Diagnosis(healthy=not late, summary=summary, time=now, tasks=tuple(task_lines(look)))
+        return replace(found, job=hex64(self._reports.job), asker="lockstep why")
 
     def _calls_move(self, recordings: Mapping[int, Recording]) -> bool:
         """Whether anybody has made a call since the last look: some jobs have no steps that can be counted."""
@@ -177,27 +183,3 @@ class Watcher:
         life = Vitality.UNKNOWN if self._began_calls else Vitality.UNSEEN
         for rank in range(self._ranks.world):
             sights.setdefault(rank, RankSight(rank=rank, life=life))
-
-    # -- a job that has become slow --
-
-    def _look_for_straggler(self, slow: Slowdown, now: float) -> None:
-        since = now - max(8 * slow.recent, 2.0)
-        found = straggler_in(self._ranks.recordings(), since)
-        if found is None or now - self._stragglers.get(found.rank, 0.0) < _STRAGGLER_SECONDS:
-            return
-        self._stragglers[found.rank] = now
-        one = self._ranks.sights(all_stacks=False).get(found.rank, RankSight(rank=found.rank))
-        who = phrases.whom(found.rank, one.pid, one.host)
-        verdict = Verdict(
-            cause=Cause.STRAGGLER,
-            culprit=recorded.rank_name(found.rank),
-            host=one.host,
-            pid=one.pid,
-            step=slow.step,
-            seconds=slow.recent,
-            stuck=phrases.job_is_slow(slow.step, slow.recent, slow.usual),
-            what=phrases.straggler(who, found.lag, slow.usual, found.calls),
-            stack=tuple(recorded.stack_line(line) for line in one.stack),
-            remedy=phrases.remedy_straggler(),
-        )
-        self._reports.notice(replace(Diagnosis(), time=now, asker="lockstep watch", verdict=verdict))

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from lockstep.errors import BadInput
 from lockstep.private_files import replace_file
@@ -49,7 +49,7 @@ def exporting(options: MetricsOptions, record: TaskRecord, cluster: Sequence[tup
             server = MetricsServer(_address(options, number_on_host(task, cluster)), keeper.text)
             until_end.callback(server.close)
         path = options.path(short_name(task)) if options.file else None
-        until_end.callback(_Looking(keeper, path).close)
+        until_end.callback(MetricsWriter(keeper, path).close)
         yield
 
 
@@ -60,10 +60,18 @@ def _address(options: MetricsOptions, number: int) -> Address:
         raise BadInput(f"--metrics_port={options.port}: {error}") from None
 
 
-class _Looking:
+class MetricsSource(Protocol):
+    """Whatever can be shown. ``look``: whether something has happened that the file should have at once."""
+
+    def look(self) -> bool: ...
+
+    def text(self) -> str: ...
+
+
+class MetricsWriter:
     """The thread that asks the task when nobody else could in time, and writes the file."""
 
-    def __init__(self, keeper: MetricsKeeper, path: Path | None) -> None:
+    def __init__(self, keeper: MetricsSource, path: Path | None) -> None:
         self._keeper = keeper
         self._path = path
         self._problem = ""

@@ -42,6 +42,7 @@ GOODPUT: Final = _gauge("goodput_ratio", "Share of the time since the start that
 # What the task says.
 STEP: Final = _gauge("step", "The step the task is in.")
 LAST_STEP: Final = _gauge("last_step_timestamp_seconds", "When a step last ended here, in seconds since 1970.")
+LAST_STEP_SECONDS: Final = _gauge("last_step_seconds", "How long the last steps took, each; of watched jobs.")
 STEPS: Final = _family(MetricKind.HISTOGRAM, "step_seconds", "How long steps took.")
 PARTS: Final = _family(MetricKind.HISTOGRAM, "step_part_seconds", "How long the parts of steps took.")
 EXAMPLES: Final = _counter("examples", "Examples taken for steps, where Lockstep hands them out.")
