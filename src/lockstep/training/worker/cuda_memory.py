@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -198,6 +198,12 @@ class CudaMemory:
 
     # -- parameters come up --
 
+    @property
+    def arrives_in_parts(self) -> bool:
+        """Whether the first buckets of a version are here noticeably earlier than the last ones. Where a server's GPU
+        and ours wait for each other, all of them are queued long before they are computed."""
+        return not any(self._serving)
+
     def copy_on_arrival(self, bucket: BucketId, local: Tensor, value: Tensor) -> None:
         """Before the first version: copy ``value``, a part of the arena, to that place when this bucket arrives."""
         self._local[bucket][0].append(local)
@@ -305,8 +311,7 @@ class CudaMemory:
         with self._changed:
             self._events[bucket] = copied
             self._versions[bucket] = one.version
-            if min(self._versions) == one.version:
-                self._changed.notify_all()
+            self._changed.notify_all()
         if loan is not None:
             self._loans.put(lambda: _give_back(copied, loan))
 
@@ -332,6 +337,20 @@ class CudaMemory:
         self.idle.ends()
         self._stay_near()
         return reached
+
+    def settle(self, version: int, buckets: Collection[BucketId]) -> None:
+        """Training thread: these buckets have arrived here; block until they are in the model's memory.
+
+        Not only the stream of this thread waits: in the middle of a program another one may use them next.
+        """
+        with self._changed:
+            while any(self._versions[bucket] < version for bucket in buckets):
+                self._node.raise_if_ended()
+                self._changed.wait(1.0)
+            copies = [self._events[bucket] for bucket in buckets]
+        for copied in copies:
+            if copied is not None:
+                copied.synchronize()
 
     def _stay_near(self) -> None:
         """Stay at most one step ahead of the GPU: if the GPUs wait for each other, nothing else limits this thread."""
