@@ -133,6 +133,11 @@ class CudaMemory:
         """Whether every server reads gradients in the GPU's memory."""
         return self._twins is not None and all(map(self._twins.is_read_by, range(self._plan.servers)))
 
+    @property
+    def leaves_in_parts(self) -> bool:
+        """Whether the first bucket is at its server noticeably earlier than the last: they are copied one by one."""
+        return not any(self._serving)
+
     def filled(self, step: Step, bucket: BucketId, *, in_full: bool = False) -> None:
         """Training thread: start the copy to the host; the bucket is passed on when the copy is done.
 
