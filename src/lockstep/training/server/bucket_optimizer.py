@@ -10,7 +10,7 @@ state, and their own count of steps; so from then on no part has elements of two
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 from lockstep.protocol.core.messages import GroupRates, OptimizerEntry
 from lockstep.protocol.core.plan import PAGE, Bucket
 from lockstep.training.server.bare_optimizer import step
-from lockstep.training.server.fused_adam import adam_step, is_fused_adam
+from lockstep.training.server.fused_adam import AdamSteps, is_decoupled, is_fused_adam
 from lockstep.training.server.named_optimizer import make_optimizer
 from lockstep.training.server.optimizer_state import PieceState, put_together, take_apart
 from lockstep.training.server.rates import set_numbers
@@ -42,6 +42,10 @@ def part_bytes(nbytes: int, threads: int, *, fused: bool) -> int:
     return -(-wanted // PAGE) * PAGE
 
 
+MakeStep = Callable[[int, Tensor, Tensor], None]
+"""Called with the place of a part among those that make a step, its values and its gradient."""
+
+
 @dataclass(slots=True)
 class BucketPart:
     """Some neighbouring elements of a bucket, and their optimizer."""
@@ -54,9 +58,6 @@ class BucketPart:
     def step(self, values: Tensor, gradient: Tensor) -> None:
         """Update these values in place. The gradient may be a loan, and is not kept."""
         parameter = self.parameter
-        if is_fused_adam(self.optimizer) and (state := self.optimizer.state.get(parameter)):
-            adam_step(self.optimizer, state, values, gradient)
-            return
         parameter.data = values
         parameter.grad = gradient
         step(self.optimizer)
@@ -132,9 +133,23 @@ class BucketOptimizer:
             set_numbers(part.optimizer.param_groups[0], rates)
         self._rates = rates
 
-    def stays(self, part: BucketPart, without: Collection[int]) -> bool:
-        """Whether this part's parameter is one of those that get no gradient in this step."""
-        return part.piece is not None and self._bucket.pieces[part.piece].parameter in without
+    def moving(self, without: Collection[int]) -> list[BucketPart]:
+        """The parts whose parameters get a gradient in this step; of the others ``grad`` is None."""
+        pieces = self._bucket.pieces
+        return [one for one in self.parts if one.piece is None or pieces[one.piece].parameter not in without]
+
+    def cut(self, whole: Tensor, parts: Sequence[BucketPart]) -> Sequence[Tensor]:
+        """What these parts have of the bucket's elements."""
+        return [whole[part.where] for part in parts] if self.is_apart else whole.split(self._most)
+
+    def begin_step(self, parts: Sequence[BucketPart]) -> MakeStep:
+        """What makes the next step of each of these parts, on any thread."""
+        optimizer = self.parts[0].optimizer
+        states = [part.optimizer.state.get(part.parameter) for part in parts] if is_fused_adam(optimizer) else []
+        known = [state for state in states if state]
+        if known and len(known) == len(parts):
+            return AdamSteps(optimizer.param_groups[0], known, decoupled=is_decoupled(optimizer)).make
+        return lambda number, values, gradient: parts[number].step(values, gradient)
 
     def take_apart(self) -> None:
         """From now on each parameter may be updated without the others."""

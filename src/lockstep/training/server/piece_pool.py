@@ -54,7 +54,9 @@ class _Pieces:
     def __init__(self, pieces: int, work: Work) -> None:
         self.total = pieces
         self._next = count()  # each number is handed out only once
-        self.finished = threading.Semaphore(0)
+        self._finished = count(1)
+        self._end = threading.Lock()
+        self._end.acquire()
         self.error: Exception | None = None
         self._work = work
 
@@ -65,7 +67,13 @@ class _Pieces:
                 self._work(piece, thread)
             except Exception as error:  # noqa: BLE001 - raised again by the caller
                 self.error = error
-            self.finished.release()
+            if next(self._finished) == self.total:
+                self._end.release()
+
+    def wait(self) -> bool:
+        """Until all are processed; whether they were in time. Woken once: each time it would take the interpreter
+        from those who still work."""
+        return self._end.acquire(timeout=PATIENCE)
 
 
 class PiecePool:
@@ -78,15 +86,16 @@ class PiecePool:
 
     def work_off(self, pieces: int, work: Work) -> None:
         """Process all pieces; an error is raised once no thread is working any more."""
+        if not pieces:
+            return
         heap = _Pieces(pieces, work)
         called = min(self.size - 1, pieces - 1)
         self._start(called)
         for _ in range(called):
             self._orders.put(heap)
         heap.work_off(0)
-        for _ in range(pieces):
-            if not heap.finished.acquire(timeout=PATIENCE):
-                raise TimeoutError(f"a thread of the store did not finish its piece within {PATIENCE:g} s")
+        if not heap.wait():
+            raise TimeoutError(f"a thread of the store did not finish its piece within {PATIENCE:g} s")
         if heap.error is not None:
             raise heap.error
 

@@ -183,28 +183,32 @@ class TorchShardStore:
             self._update_parts(held, old, new, given, effect)
 
     def _update_parts(self, held: _Held, old: Tensor, new: Tensor, given: list[Tensor], effect: Apply) -> None:
-        """In host memory: each thread takes parts of the bucket, and does all that is to be done with them."""
-        optimizer, parts = held.optimizer, held.optimizer.parts
-        most = optimizer.most_elements
-        sums = self._room_for_sums(old, most * min(self._crew.size, len(parts)))
-        clipping = Clipping.of(effect)
+        """In host memory: each thread takes parts of the bucket, and does all that is to be done with them.
+
+        What can be done for all parts is done before: threads share one interpreter, and wait for it."""
+        optimizer, clipping = held.optimizer, Clipping.of(effect)
+        parts, most = optimizer.moving(effect.without), optimizer.most_elements
+        loans = optimizer.only_reads
+        is_mean = loans and len(given) == effect.replicas == 1 and given[0].dtype == old.dtype and not clipping.changes
+        sums = self._room_for_sums(old, 0 if is_mean else most * min(self._crew.size, len(parts)))
         if optimizer.is_apart:
             new.copy_(old)  # also what is between two pieces
+        befores, afters = optimizer.cut(old, parts), optimizer.cut(new, parts)
+        gradients = [optimizer.cut(one, parts) for one in given]
+        step = optimizer.begin_step(parts)
+        copies = not optimizer.is_apart
 
         def update(number: int, thread: int) -> None:
-            part = parts[number]
-            if optimizer.stays(part, effect.without):
-                return  # like a parameter whose grad is None
             began = time.perf_counter()
-            room = sums[thread * most :][: part.where.stop - part.where.start]
-            gradients = [one[part.where] for one in given]
-            loans = optimizer.only_reads
-            mean = mean_of(gradients, effect.replicas, room, may_be_loan=loans, clipping=clipping)
+            values, mean = afters[number], gradients[0][number]
+            if not is_mean:
+                room = sums[thread * most :][: values.numel()]
+                shares = [one[number] for one in gradients]
+                mean = mean_of(shares, effect.replicas, room, may_be_loan=loans, clipping=clipping)
             reduced = time.perf_counter()
-            values = new[part.where]
-            if not optimizer.is_apart:
-                values.copy_(old[part.where])
-            part.step(values, mean)
+            if copies:
+                values.copy_(befores[number])
+            step(number, values, mean)
             if thread == 0:
                 self.times.reduce += reduced - began
                 self.times.update += time.perf_counter() - reduced
@@ -235,9 +239,10 @@ class TorchShardStore:
         mean = self._mean_on_gpu(held, values, given, effect.replicas, lent=not clipping.changes)
         clipping.clip(mean)
         reduced = time.perf_counter()
-        for part in held.optimizer.parts:
-            if not held.optimizer.stays(part, effect.without):
-                part.step(values[part.where], mean[part.where])
+        parts = held.optimizer.moving(effect.without)
+        step = held.optimizer.begin_step(parts)
+        for number, part in enumerate(parts):
+            step(number, values[part.where], mean[part.where])
         self.times.reduce += reduced - began
         self.times.update += time.perf_counter() - reduced
 

@@ -14,7 +14,6 @@ from torch import nn
 from lockstep.protocol.core.ids import Step
 from lockstep.protocol.core.messages import GroupRates
 from lockstep.training.worker.binding import Binding, Bound
-from lockstep.training.worker.host_memory import HostMemory
 from lockstep.training.worker.layer_waits import LayerWaits
 
 
@@ -22,8 +21,7 @@ class Arrivals:
     """The version that one worker's model has, and the one it gets next."""
 
     def __init__(self, binding: Binding, layers: Sequence[nn.Module]) -> None:
-        """``layers``: the models that may wait layer by layer; they do if the parameters are in host memory and every
-        step is made with this worker."""
+        """``layers``: the models that may wait layer by layer; they do if every step is made with this worker."""
         self._binding = binding
         self._node = binding.node
         self._awaited: int | None = None
@@ -34,7 +32,7 @@ class Arrivals:
         """Parameters that have the awaited version."""
         self._waits: LayerWaits | None = None
         config = self._node.config
-        if layers and config.synchronous and config.aggregate is None and isinstance(binding.memory, HostMemory):
+        if layers and config.synchronous and config.aggregate is None:
             self._waits = LayerWaits(layers, binding.bound, self._need, self.settle)
 
     def expect(self, version: int, *, at_once: bool = False) -> int:
@@ -43,7 +41,8 @@ class Arrivals:
         Blocks until all of it is here, unless whatever uses a parameter can wait for it. ``at_once``: blocks anyway.
         """
         self._awaited = version
-        if not at_once and self._waits is not None and self._waits.begin():
+        by_layer = not at_once and self._waits is not None and self._binding.memory.arrives_in_parts
+        if by_layer and self._waits is not None and self._waits.begin():
             return version
         return self.settle()
 
@@ -64,7 +63,9 @@ class Arrivals:
             if self._told is None:
                 reached = self._binding.memory.wait(reached)
             else:
-                self._node.wait_buckets(reached, range(len(self._binding.plan.buckets)))
+                every = range(len(self._binding.plan.buckets))
+                self._node.wait_buckets(reached, every)
+                self._binding.memory.settle(reached, every)
         if self._waits is not None:
             self._waits.end()  # first: what follows touches parameters too
         if reached is None:
@@ -85,7 +86,7 @@ class Arrivals:
         new = [bound for bound in some if bound.index not in self._taken]
         self._node.wait_buckets(self._awaited, [bucket for bound in new for bucket in bound.buckets])
         self._taken.update(bound.index for bound in new)
-        self._binding.use(new)
+        self._binding.use(new, self._awaited)
 
     def close(self) -> None:
         """Await nothing any more."""

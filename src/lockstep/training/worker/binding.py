@@ -7,7 +7,7 @@ library: when ``optimizer.step()`` is called) make steps of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -36,6 +36,10 @@ class ArenaMemory(Protocol):
     def stays_on_gpu(self) -> bool:
         """Whether gradients are read where they are filled: then nothing is gained by sending them early."""
 
+    @property
+    def leaves_in_parts(self) -> bool:
+        """Whether servers have the first gradients so early that they should not wait for the last."""
+
     def filled(self, step: Step, bucket: BucketId, *, in_full: bool = False) -> None: ...
 
     def after_filled(self, action: Callable[[], None]) -> None: ...
@@ -47,6 +51,13 @@ class ArenaMemory(Protocol):
     def arrived(self, bucket: BucketId, version: int, loan: Loan | None) -> None: ...
 
     def wait(self, version: int) -> int: ...
+
+    @property
+    def arrives_in_parts(self) -> bool:
+        """Whether it is worth while to use some parameters of a version before the others are here."""
+
+    def settle(self, version: int, buckets: Collection[BucketId]) -> None:
+        """These buckets of a version have arrived: block until they can be used."""
 
     def newest(self, likes: Sequence[Tensor]) -> list[Tensor] | None: ...
 
@@ -161,10 +172,7 @@ class Binding:
     def use_all(self) -> None:
         """All values of the next version have arrived: the model uses them from now on."""
         lent = self.memory.newest(self._values)
-        if self._apart:
-            values = [b.value if lent is None else lent[b.index] for b in self._apart]
-            with torch.no_grad():
-                foreach_copy_([b.local for b in self._apart], values)
+        self._copy(self._apart, lent)
         if lent is not None and len(self._apart) < len(self.bound):
             # About 0.3 us per parameter; a copy of the whole model costs hundreds of times as much.
             for bound, value in zip(self.bound, lent, strict=True):
@@ -172,9 +180,18 @@ class Binding:
                     bound.trained.parameter.data = value
         self.memory.release_former()
 
-    def use(self, some: Sequence[Bound]) -> None:
+    def _copy(self, some: Sequence[Bound], lent: Sequence[Tensor] | None) -> None:
+        """To where the model has them."""
+        if some:
+            with torch.no_grad():
+                foreach_copy_([b.local for b in some], [b.value if lent is None else lent[b.index] for b in some])
+
+    def use(self, some: Sequence[Bound], version: int) -> None:
         """The next values of these parameters have arrived, perhaps not those of others: the model uses them."""
-        assert isinstance(self.memory, HostMemory)
+        self.memory.settle(version, {bucket for one in some for bucket in one.buckets})
+        if not isinstance(self.memory, HostMemory):
+            self._copy([one for one in some if one in self._apart], None)
+            return
         for bound, value in zip(some, self.memory.take([one.index for one in some], self._values), strict=True):
             if bound.local is not bound.value:
                 with torch.no_grad():

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -133,6 +133,12 @@ class CudaMemory:
         """Whether every server reads gradients in the GPU's memory."""
         return self._twins is not None and all(map(self._twins.is_read_by, range(self._plan.servers)))
 
+    @property
+    def leaves_in_parts(self) -> bool:
+        """Whether the first bucket is at its server noticeably earlier than the last: they are copied one by one. What
+        a lost worker has sealed must be there when it comes back."""
+        return not any(self._serving) and not self._node.keeps_state
+
     def filled(self, step: Step, bucket: BucketId, *, in_full: bool = False) -> None:
         """Training thread: start the copy to the host; the bucket is passed on when the copy is done.
 
@@ -197,6 +203,13 @@ class CudaMemory:
         self._node.offer_initial()
 
     # -- parameters come up --
+
+    @property
+    def arrives_in_parts(self) -> bool:
+        """Whether the first buckets of a version are here noticeably earlier than the last ones. Where a server's GPU
+        and ours wait for each other, all of them are queued long before they are computed. Where this worker may come
+        back, it tells its state when a step begins, and that must not overtake the seal of the step before."""
+        return self.leaves_in_parts
 
     def copy_on_arrival(self, bucket: BucketId, local: Tensor, value: Tensor) -> None:
         """Before the first version: copy ``value``, a part of the arena, to that place when this bucket arrives."""
@@ -305,8 +318,7 @@ class CudaMemory:
         with self._changed:
             self._events[bucket] = copied
             self._versions[bucket] = one.version
-            if min(self._versions) == one.version:
-                self._changed.notify_all()
+            self._changed.notify_all()
         if loan is not None:
             self._loans.put(lambda: _give_back(copied, loan))
 
@@ -332,6 +344,20 @@ class CudaMemory:
         self.idle.ends()
         self._stay_near()
         return reached
+
+    def settle(self, version: int, buckets: Collection[BucketId]) -> None:
+        """Training thread: these buckets have arrived here; block until they are in the model's memory.
+
+        Not only the stream of this thread waits: in the middle of a program another one may use them next.
+        """
+        with self._changed:
+            while any(self._versions[bucket] < version for bucket in buckets):
+                self._node.raise_if_ended()
+                self._changed.wait(1.0)
+            copies = [self._events[bucket] for bucket in buckets]
+        for copied in copies:
+            if copied is not None:
+                copied.synchronize()
 
     def _stay_near(self) -> None:
         """Stay at most one step ahead of the GPU: if the GPUs wait for each other, nothing else limits this thread."""

@@ -120,6 +120,13 @@ class Fillings:
         filling.filled_in = self.step
         self._memory.filled(self.step, filling.id)
 
+    def fill_together(self, fillings: Sequence[Filling]) -> None:
+        """As ``fill`` of each, with one copy of them all."""
+        _copy([waiting for filling in fillings for waiting in filling.waiting])
+        for filling in fillings:
+            filling.waiting.clear()
+            self.fill(filling)
+
     # -- when backward has ended --
 
     def is_sent(self, filling: Filling) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 from torch import Tensor
@@ -20,6 +20,8 @@ class HostMemory:
     """For models on the CPU: no copy between the model's memory and the transport's."""
 
     stays_on_gpu = False
+    arrives_in_parts = True
+    leaves_in_parts = False
 
     def __init__(self, node: WorkerNode, plan: Plan, *, in_place: bool, wire: WireFormat) -> None:
         """``in_place``: nothing writes to the parameters here, so they may be read in a server's memory."""
@@ -66,6 +68,9 @@ class HostMemory:
     def wait(self, version: int) -> int:
         """Training thread: block until the parameters are at ``version`` or later; returns their version."""
         return self._node.wait_version(version)
+
+    def settle(self, version: int, buckets: Collection[BucketId]) -> None:
+        """They are in the model's memory as soon as they arrive."""
 
     def newest(self, likes: Sequence[Tensor]) -> list[Tensor] | None:
         """Training thread: where the awaited values are, by parameter; None: all in the arena."""

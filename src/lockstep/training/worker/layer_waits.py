@@ -5,7 +5,8 @@ awaited, every call of torch is watched: a call that is given a parameter, or a 
 for it. So it does not matter where a program uses its parameters (attention reads the weights of a layer that it never
 calls; a moving average and ``state_dict()`` read all of them after the step), and nothing has to be learned.
 
-Compiled code is not watched: once torch has compiled anything in this process, each version is awaited as a whole.
+Compiled code is not watched: once torch has compiled anything in this process, each version is awaited as a whole. So
+it is before a CUDA graph is replayed.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from torch.utils.hooks import RemovableHandle
 
 from lockstep.runtime.task.outcome import JobEndedError
 from lockstep.training.copies import OwnHook
+from lockstep.training.gpu.graph_replays import call_before_replays, stop_calling
 from lockstep.training.torch_private import (
     all_modes_taken_off,
     attributes_of_tensors,
@@ -65,6 +67,9 @@ class LayerWaits:
         modules = [module for model in models for module in model.modules()]
         self._scripted = any(isinstance(module, torch.jit.ScriptModule) for module in modules)
         self._handles = [handle for module in modules for handle in self._hook(module)]
+        self._on_gpu = any(one.local.is_cuda for one in bound)
+        if self._on_gpu:
+            call_before_replays(self._on_unwatched)
         self._compiler: Any = None
         """The part of torch's compiler that tells when it begins, once it is loaded."""
         _call_before_fork(self)
@@ -89,7 +94,9 @@ class LayerWaits:
         for handle in self._handles:
             handle.remove()
         if self._compiler is not None:
-            self._compiler.remove_start_callback(self._on_compile)
+            self._compiler.remove_start_callback(self._on_unwatched)
+        if self._on_gpu:
+            stop_calling(self._on_unwatched)
 
     # -- uses --
 
@@ -148,9 +155,9 @@ class LayerWaits:
     def _notice_compiler(self) -> None:
         if self._compiler is None and (known := compiler_callbacks()) is not None:
             self._compiler = known
-            self._compiler.register_start_callback(self._on_compile)
+            self._compiler.register_start_callback(self._on_unwatched)
 
-    def _on_compile(self, *_: object) -> None:
+    def _on_unwatched(self, *_: object) -> None:
         if self._awaiting:
             self._need_all()
 

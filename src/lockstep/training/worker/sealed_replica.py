@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 from torch import Tensor, nn
@@ -129,7 +130,7 @@ class SealedReplica:
             return
         self._marks.set(bound)
         for filling in self._fillings.add(bound, gradient):
-            self._finite.look(filling)  # also if nothing is sent yet: clipping would spread a NaN to all gradients
+            self._finite.look([filling])  # also if nothing is sent yet: clipping would spread a NaN to all gradients
             if self.holding:
                 filling.waiting.clear()
             else:
@@ -164,15 +165,18 @@ class SealedReplica:
         missing, absent = self._missing(groups)
         if void:
             self._finite.forget()
-        if not (self._asked and any(one.by_norm for one in clip)):
-            self._hand_over(missing, absent)
+        asked = self._asked and any(one.by_norm for one in clip)
+        leaving = [] if asked else self._take_unsent(missing, absent)
         later = not void and not void_not_finite and self._finite.must_wait
         if later:
             self._finite.fetch()
         not_finite = None if void or later else self._finite.first()
         void = void or (void_not_finite and not_finite is not None)
         without = self._without(missing, absent)
+        before = self._leave_before_the_seal(leaving)
+        self._fill(leaving[:before])
         self._send_seal(rates, tuple(sorted(absent)), without, void=void, occasion=occasion, clip=clip, loops=loops)
+        self._fill(leaving[before:])
         known = self.read_late()
         if later:
             self._unread = (self.step, self._finite)
@@ -194,10 +198,29 @@ class SealedReplica:
 
     def _hand_over(self, missing: set[int], absent: set[BucketId], *, believes: bool = False) -> None:
         """Let all gradients leave that have not, as they are now."""
-        for filling in self._unsent(absent, missing, believes=believes):
+        self._fill(self._take_unsent(missing, absent, believes=believes))
+
+    def _take_unsent(self, missing: set[int], absent: set[BucketId], *, believes: bool = False) -> list[Filling]:
+        """What has not left as it is now. The first layers' come first: the next forward needs them first."""
+        unsent = self._unsent(absent, missing, believes=believes)
+        for filling in unsent:
             self._fillings.take(filling, missing)
-            self._finite.look(filling)
+        self._finite.look(unsent)
+        return unsent[::-1]
+
+    def _fill(self, fillings: Sequence[Filling]) -> None:
+        if self._binding.memory.stays_on_gpu:  # nobody begins with the first of them before the last is there
+            self._fillings.fill_together(fillings)
+            return
+        for filling in fillings:
             self._fillings.fill(filling)
+
+    def _leave_before_the_seal(self, leaving: Sequence[Filling]) -> int:
+        """How many of these. The seal names the edition of each bucket that was sent more than once, so it follows the
+        last of them. Where every bucket leaves once, and one after another, it follows the first: servers update that
+        one while the others are on their way."""
+        once = not any(self._fillings.is_sent(one) for one in self._fillings.buckets)
+        return 1 if once and self._binding.memory.leaves_in_parts else len(leaving)
 
     def read_late(self) -> list[SealedStep]:
         """The sealed step that was not known yet, if there is one; waits until the GPU has made its gradients."""
@@ -341,14 +364,19 @@ class _NotFinite:
         """Whether ``first`` would wait for a GPU."""
         return bool(self._unread)
 
-    def look(self, filling: Filling) -> None:
-        """Look at the gradients that wait for this bucket; perhaps not for the first time."""
-        if not filling.waiting:
-            return
-        gradients = [part.of(gradient) for part, gradient in filling.waiting]
+    def look(self, fillings: Sequence[Filling]) -> None:
+        """Look at the gradients that wait for these buckets; perhaps not for the first time."""
+        having = [filling for filling in fillings if filling.waiting]
+        for _, alike in groupby(having, key=lambda filling: filling.numbers.dtype):
+            self._look_at(list(alike))
+
+    def _look_at(self, fillings: Sequence[Filling]) -> None:
+        """At buckets of one type, with few calls for all of them."""
+        gradients = [part.of(gradient) for filling in fillings for part, gradient in filling.waiting]
         small = gradients[0].element_size() == 2
         norms = torch.stack(foreach_norm(gradients, dtype=torch.float32 if small else None))
-        self._unread.append((filling, [part.bound.trained.name for part, _ in filling.waiting], norms))
+        for filling, own in zip(fillings, norms.split([len(one.waiting) for one in fillings]), strict=True):
+            self._unread.append((filling, [part.bound.trained.name for part, _ in filling.waiting], own))
         if not norms.is_cuda:
             self._read(self._are_finite().tolist())
 
