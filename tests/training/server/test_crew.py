@@ -49,14 +49,13 @@ def test_numbers_of_threads_are_below_that_of_pieces_whoever_takes_part() -> Non
 
     def work(_piece: int, thread: int) -> None:
         together.wait(SECONDS)
-        seen.add((thread, threading.current_thread().name))
+        seen.add(thread)
 
     with contextlib.closing(PiecePool(7)) as crew:
         crew.work_off(8, lambda _piece, _thread: None)
         for _ in range(40):
             crew.work_off(2, work)
-    assert {number for number, _ in seen} == {0, 1}
-    assert len({name for _, name in seen}) > 2
+    assert seen == {0, 1}
 
 
 @pytest.mark.parametrize("where", ["in a helper", "in the caller"])
