@@ -40,7 +40,8 @@ def main() -> None:
             # The first steps are compared, and looked at.
             torch.cuda.set_sync_debug_mode("error" if "--refuse_waits" in rest and step > LOOKED_AT else "default")
             optimizer.zero_grad()
-            nn.functional.mse_loss(model(x, step), -x).backward()
+            # A parameter without a gradient makes a rank look whether others have one.
+            nn.functional.mse_loss(model(x, 1 if "--refuse_waits" in rest else step), -x).backward()
             if "--clip" in rest:
                 nn.utils.clip_grad_norm_(model.parameters(), 0.1)
             optimizer.step()

@@ -38,7 +38,24 @@ def test_helpers_work_at_the_same_time_and_know_their_numbers() -> None:
     with contextlib.closing(PiecePool(2)) as crew:
         crew.work_off(3, work)
     own = threading.current_thread().name
-    assert seen == {(0, own), (1, "store helper 1"), (2, "store helper 2")}
+    assert {number for number, _ in seen} == {0, 1, 2}
+    assert {name for _, name in seen} == {own, "store helper 1", "store helper 2"}
+    assert (0, own) in seen
+
+
+def test_numbers_of_threads_are_below_that_of_pieces_whoever_takes_part() -> None:
+    """Each has its own room for sums, and there are no more rooms than pieces."""
+    together, seen = threading.Barrier(2), set()
+
+    def work(_piece: int, thread: int) -> None:
+        together.wait(SECONDS)
+        seen.add(thread)
+
+    with contextlib.closing(PiecePool(7)) as crew:
+        crew.work_off(8, lambda _piece, _thread: None)
+        for _ in range(40):
+            crew.work_off(2, work)
+    assert seen == {0, 1}
 
 
 @pytest.mark.parametrize("where", ["in a helper", "in the caller"])

@@ -26,7 +26,7 @@ def _replay_after(graph: torch.cuda.CUDAGraph) -> None:
 def call_before_replays(before: Before) -> None:
     """Until ``stop_calling``."""
     _asking.append(before)
-    torch.cuda.CUDAGraph.replay = _replay_after  # type: ignore[method-assign]
+    torch.cuda.CUDAGraph.replay = _replay_after  # type: ignore[method-assign, assignment]
 
 
 def stop_calling(before: Before) -> None:

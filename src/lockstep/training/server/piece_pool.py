@@ -25,7 +25,8 @@ PATIENCE: Final = 600.0
 millisecond, but this process may be stopped for a while."""
 
 Work = Callable[[int, int], None]
-"""Called with the number of a piece and of the thread that processes it: 0 is the caller's."""
+"""Called with the number of a piece and of the thread that processes it: 0 is the caller's, and all are below the
+number of pieces, however many threads there are."""
 
 
 def fitting_helpers(cluster: ClusterSpec) -> int:
@@ -55,10 +56,15 @@ class _Pieces:
         self.total = pieces
         self._next = count()  # each number is handed out only once
         self._finished = count(1)
+        self._places = count(1)
         self._end = threading.Lock()
         self._end.acquire()
         self.error: Exception | None = None
         self._work = work
+
+    def join(self) -> int:
+        """The number of a further thread in this work, which is not its number among all helpers."""
+        return next(self._places)
 
     def work_off(self, thread: int) -> None:
         """One thread's part: pieces until there are no more. The caller raises any error."""
@@ -110,10 +116,10 @@ class PiecePool:
     def _start(self, needed: int) -> None:
         while len(self._helpers) < needed:
             number = len(self._helpers) + 1
-            helper = threading.Thread(target=self._help, args=(number,), name=f"store helper {number}", daemon=True)
+            helper = threading.Thread(target=self._help, name=f"store helper {number}", daemon=True)
             self._helpers.append(helper)
             helper.start()
 
-    def _help(self, number: int) -> None:
+    def _help(self) -> None:
         while (heap := self._orders.get()) is not None:
-            heap.work_off(number)
+            heap.work_off(heap.join())
