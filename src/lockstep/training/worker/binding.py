@@ -36,10 +36,6 @@ class ArenaMemory(Protocol):
     def stays_on_gpu(self) -> bool:
         """Whether gradients are read where they are filled: then nothing is gained by sending them early."""
 
-    @property
-    def leaves_in_parts(self) -> bool:
-        """Whether servers have the first gradients so early that they should not wait for the last."""
-
     def filled(self, step: Step, bucket: BucketId, *, in_full: bool = False) -> None: ...
 
     def after_filled(self, action: Callable[[], None]) -> None: ...

@@ -133,12 +133,6 @@ class CudaMemory:
         """Whether every server reads gradients in the GPU's memory."""
         return self._twins is not None and all(map(self._twins.is_read_by, range(self._plan.servers)))
 
-    @property
-    def leaves_in_parts(self) -> bool:
-        """Whether the first bucket is at its server noticeably earlier than the last: they are copied one by one. What
-        a lost worker has sealed must be there when it comes back."""
-        return not any(self._serving) and not self._node.keeps_state
-
     def filled(self, step: Step, bucket: BucketId, *, in_full: bool = False) -> None:
         """Training thread: start the copy to the host; the bucket is passed on when the copy is done.
 
@@ -209,7 +203,7 @@ class CudaMemory:
         """Whether the first buckets of a version are here noticeably earlier than the last ones. Where a server's GPU
         and ours wait for each other, all of them are queued long before they are computed. Where this worker may come
         back, it tells its state when a step begins, and that must not overtake the seal of the step before."""
-        return self.leaves_in_parts
+        return not any(self._serving) and not self._node.keeps_state
 
     def copy_on_arrival(self, bucket: BucketId, local: Tensor, value: Tensor) -> None:
         """Before the first version: copy ``value``, a part of the arena, to that place when this bucket arrives."""

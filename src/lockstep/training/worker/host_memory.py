@@ -21,7 +21,6 @@ class HostMemory:
 
     stays_on_gpu = False
     arrives_in_parts = True
-    leaves_in_parts = False
 
     def __init__(self, node: WorkerNode, plan: Plan, *, in_place: bool, wire: WireFormat) -> None:
         """``in_place``: nothing writes to the parameters here, so they may be read in a server's memory."""

@@ -165,18 +165,15 @@ class SealedReplica:
         missing, absent = self._missing(groups)
         if void:
             self._finite.forget()
-        asked = self._asked and any(one.by_norm for one in clip)
-        leaving = [] if asked else self._take_unsent(missing, absent)
+        if not (self._asked and any(one.by_norm for one in clip)):
+            self._hand_over(missing, absent)
         later = not void and not void_not_finite and self._finite.must_wait
         if later:
             self._finite.fetch()
         not_finite = None if void or later else self._finite.first()
         void = void or (void_not_finite and not_finite is not None)
         without = self._without(missing, absent)
-        before = self._leave_before_the_seal(leaving)
-        self._fill(leaving[:before])
         self._send_seal(rates, tuple(sorted(absent)), without, void=void, occasion=occasion, clip=clip, loops=loops)
-        self._fill(leaving[before:])
         known = self.read_late()
         if later:
             self._unread = (self.step, self._finite)
@@ -197,30 +194,17 @@ class SealedReplica:
         return tuple(sorted(i for i in missing if any(b not in absent for b in self._binding.bound[i].buckets)))
 
     def _hand_over(self, missing: set[int], absent: set[BucketId], *, believes: bool = False) -> None:
-        """Let all gradients leave that have not, as they are now."""
-        self._fill(self._take_unsent(missing, absent, believes=believes))
-
-    def _take_unsent(self, missing: set[int], absent: set[BucketId], *, believes: bool = False) -> list[Filling]:
-        """What has not left as it is now. The first layers' come first: the next forward needs them first."""
+        """Let all gradients leave that have not, as they are now. Those of the first layers go first: the next forward
+        needs them first."""
         unsent = self._unsent(absent, missing, believes=believes)
         for filling in unsent:
             self._fillings.take(filling, missing)
         self._finite.look(unsent)
-        return unsent[::-1]
-
-    def _fill(self, fillings: Sequence[Filling]) -> None:
         if self._binding.memory.stays_on_gpu:  # nobody begins with the first of them before the last is there
-            self._fillings.fill_together(fillings)
+            self._fillings.fill_together(unsent)
             return
-        for filling in fillings:
+        for filling in reversed(unsent):
             self._fillings.fill(filling)
-
-    def _leave_before_the_seal(self, leaving: Sequence[Filling]) -> int:
-        """How many of these. The seal names the edition of each bucket that was sent more than once, so it follows the
-        last of them. Where every bucket leaves once, and one after another, it follows the first: servers update that
-        one while the others are on their way."""
-        once = not any(self._fillings.is_sent(one) for one in self._fillings.buckets)
-        return 1 if once and self._binding.memory.leaves_in_parts else len(leaving)
 
     def read_late(self) -> list[SealedStep]:
         """The sealed step that was not known yet, if there is one; waits until the GPU has made its gradients."""
