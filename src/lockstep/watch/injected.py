@@ -41,6 +41,8 @@ RING_AT, RING, SLOT = 64, 64, 192
 """After the status: the modules of the last collectives of FSDP, one slot each."""
 STATUS_BYTES = RING_AT + RING * SLOT
 
+DUMPS = (".dump", ".nccl")
+"""Endings of what a rank leaves of its recorders: NCCL has one of its own."""
 BEAT_SECONDS = 0.25
 MOST_NAMES = 12
 _FSDP = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
@@ -240,11 +242,15 @@ class _Rank:
     def _dump(self) -> None:
         from torch._C import _distributed_c10d as c10d
 
-        data = c10d._dump_fr_trace_json()  # type: ignore[attr-defined]  # the stubs of torch do not have it
-        beside = self.path + ".part"
-        with open(beside, "wb") as file:
-            file.write(data if isinstance(data, bytes) else data.encode())
-        os.replace(beside, self.path + ".dump")
+        for ending, name in zip(DUMPS, ("_dump_fr_trace_json", "_dump_nccl_trace_json"), strict=True):
+            take = getattr(c10d, name, None)  # torch without CUDA has no recorder of NCCL
+            if take is None:
+                continue
+            data = take()
+            beside = self.path + ".part"
+            with open(beside, "wb") as file:
+                file.write(data if isinstance(data, bytes) else data.encode())
+            os.replace(beside, self.path + ending)
 
 
 def _quietly(act: Callable[[], Any]) -> Any:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+from lockstep.flight.merging import merged_dumps
 from lockstep.flight.reading import MAX_BYTES, DumpError, read_dump
 from lockstep.flight.recording import Recording
 from lockstep.foreign import JsonError, plain, read_json
@@ -23,6 +24,8 @@ from lockstep.runtime.processes import descendants
 from lockstep.watch import injected
 
 DUMP_SECONDS: Final = 2.0
+_RECORDERS: Final = ("fr_trace_json", "dump_nccl_trace_json")
+"""As torch's server calls them. Torch without CUDA does not know the second."""
 _NAME: Final = re.compile(r"rank(\d{1,6})\.(\d{1,10})\.status")
 _MAX_FACTS: Final = 4 << 20
 _MOST_RANKS: Final = 1 << 17
@@ -92,11 +95,14 @@ class RankProcess:
 
     def dump(self) -> bytes:
         """What its recorder holds; what it has left behind, if it does not answer any more. Empty: nothing."""
-        return b"" if self.files is None else _asked(f"{self.files}.sock") or self._left()
+        if self.files is None:
+            return b""
+        asked = [_asked(f"{self.files}.sock", handler) for handler in _RECORDERS]
+        return merged_dumps(*asked) if any(asked) else merged_dumps(*map(self._left, injected.DUMPS))
 
-    def _left(self) -> bytes:
+    def _left(self, ending: str) -> bytes:
         with contextlib.suppress(OSError):
-            return read_plain(Path(f"{self.files}.dump"), MAX_BYTES + 1)[0]
+            return read_plain(Path(f"{self.files}{ending}"), MAX_BYTES + 1)[0]
         return b""
 
     def close(self) -> None:
@@ -115,11 +121,11 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
 
-def _asked(path: str) -> bytes:
-    """The recorder's calls, from torch's own server in that process; it needs no interpreter for that."""
+def _asked(path: str, handler: str) -> bytes:
+    """A recorder's calls, from torch's own server in that process; it needs no interpreter for that."""
     connection = _UnixConnection(path, DUMP_SECONDS)
     try:
-        connection.request("POST", "/handler/fr_trace_json")
+        connection.request("POST", f"/handler/{handler}")
         answer = connection.getresponse()
         data = answer.read(MAX_BYTES + 1)
         return data if answer.status == http.client.OK else b""
