@@ -5,6 +5,11 @@ servers and three workers once undisturbed, then once per seed with ten kills: a
 after the last recovery. Monitors restart the killed tasks. The final parameters must be the same file.
 It reports how long a recovery takes: from the kill to the next commit, and how much of that came after the killed task
 had Python and torch running again. On a busy machine the job may finish before the last kills; that is said.
+
+``--server_replicas=1`` gives each server's shard a second home, and no checkpoint is written on the way. A server that
+is killed then costs no step: the next commit is its second home's, and the next task is killed only after the job has
+said that its replica is whole again. Servers count what they make: no version may be made twice. With
+``--kill=servers`` only servers are killed.
 """
 
 from __future__ import annotations
@@ -25,14 +30,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from lockstep.protocol.core.activity import TaskPhase
-from lockstep.protocol.core.ids import CHIEF, ClusterShape, TaskId, server
+from lockstep.protocol.core.ids import CHIEF, ClusterShape, TaskId
 from lockstep.transports.control.monitor_client import Unreachable, describe, fetch_snapshot
 
-SHAPE = ClusterShape(2, 3)
-STEPS = 400
-KILLS = 10
 ROOM = 20
 """Steps kept for each kill still to come: on a busy machine a job is many steps further when it is asked and killed."""
 FIRST, LAST = 5, 20
@@ -40,7 +43,20 @@ FIRST, LAST = 5, 20
 ASK_SECONDS = 1.0
 RECOVERY_SECONDS = 120.0
 RUN_SECONDS = 900.0
-COORDINATOR = server(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is run, and what is done to it."""
+
+    shape: ClusterShape
+    steps: int
+    kills: int
+    only_servers: bool
+    replicas: bool
+
+    def victims(self) -> tuple[TaskId, ...]:
+        return self.shape.server_ids() if self.only_servers else self.shape.tasks()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +66,14 @@ class Recovery:
     task: TaskId
     seconds: float
     beyond: float
+    led: bool = False
+    """It was the coordinator's."""
+    whole: float = 0.0
+    """How long until the job had a replica again."""
 
     @property
     def kind(self) -> str:
-        if self.task == COORDINATOR:
+        if self.led:
             return "coordinator"
         return "chief" if self.task == CHIEF else "server" if self.task.role.value == "ps" else "worker"
 
@@ -64,13 +84,15 @@ class Cluster:
 
     train_dir: Path
     flags: Sequence[str]
+    plan: Plan
     addresses: dict[TaskId, str] = field(default_factory=dict)
     programs: dict[TaskId, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def start(self) -> None:
-        self.addresses = dict(zip(SHAPE.tasks(), free_addresses(len(SHAPE.tasks())), strict=True))
-        hosts = [",".join(self.addresses[t] for t in ids) for ids in (SHAPE.server_ids(), SHAPE.worker_ids())]
-        for task in SHAPE.tasks():
+        shape = self.plan.shape
+        self.addresses = dict(zip(shape.tasks(), free_addresses(len(shape.tasks())), strict=True))
+        hosts = [",".join(self.addresses[t] for t in ids) for ids in (shape.server_ids(), shape.worker_ids())]
+        for task in shape.tasks():
             command = [sys.executable, "-m", "lockstep", "bench", f"--job_name={task.role.value}"]
             command += [f"--task_index={task.index}", f"--ps_hosts={hosts[0]}", f"--worker_hosts={hosts[1]}"]
             log = (self.train_dir / f"{task.short.replace(' ', '-')}.log").open("wb")
@@ -79,17 +101,33 @@ class Cluster:
             )
             log.close()
 
+    def machines(self, task: TaskId) -> dict[str, Any]:
+        """What a task says of its machines; empty while it does not answer."""
+        try:
+            found = describe(self.addresses[task], ASK_SECONDS)
+            if not found.task_address or found.exited:
+                return {}
+            fields: dict[str, Any] = json.loads(fetch_snapshot(found.task_address, "Task", ASK_SECONDS))
+        except (Unreachable, ValueError):
+            return {}
+        return dict(fields["machines"])
+
+    def lead(self) -> tuple[TaskId, dict[str, Any]] | None:
+        """The server that coordinates the running job, and what it says; None while there is none."""
+        for task in self.plan.shape.server_ids():
+            said = self.machines(task)
+            if said.get("coordinator", {}).get("phase") == "running":
+                return task, said
+        return None
+
     def committed(self) -> int:
         """The newest committed step, according to the coordinator; -9 while it does not answer."""
-        try:
-            found = describe(self.addresses[COORDINATOR], ASK_SECONDS)
-            if not found.task_address or found.exited:
-                return -9
-            fields = json.loads(fetch_snapshot(found.task_address, "Task", ASK_SECONDS))
-        except (Unreachable, ValueError):
-            return -9
-        coordinator = fields["machines"].get("coordinator")
-        return int(coordinator["committed"]) if coordinator is not None and coordinator["phase"] == "running" else -9
+        found = self.lead()
+        return -9 if found is None else int(found[1]["coordinator"]["committed"])
+
+    def made_twice(self) -> int:
+        """How many versions the servers that are there have made again."""
+        return sum(int(self.machines(t).get("role", {}).get("made_twice", 0)) for t in self.plan.shape.server_ids())
 
     def pid(self, task: TaskId) -> int:
         try:
@@ -152,12 +190,13 @@ def wait_until(condition: Callable[[], bool], cluster: Cluster, seconds: float, 
             raise JobDone
         if time.monotonic() > deadline:
             raise RuntimeError(f"no {what} within {seconds:.0f} s; see the logs in {cluster.train_dir}")
-        time.sleep(0.05)
+        time.sleep(0.1)
 
 
 def kill_and_wait(cluster: Cluster, victim: TaskId) -> Recovery:
     """SIGKILL, then wait until the job commits a step that the victim took part in again."""
     before = cluster.pid(victim)
+    found = cluster.lead()
     at_kill = cluster.committed()
     os.kill(before, signal.SIGKILL)
     killed_at = time.monotonic()
@@ -176,21 +215,58 @@ def kill_and_wait(cluster: Cluster, victim: TaskId) -> Recovery:
 
     wait_until(goes_on, cluster, RECOVERY_SECONDS, f"step after the loss of {victim}")
     seconds = time.monotonic() - killed_at
-    return Recovery(victim, seconds, min(seconds, cluster.torch_is_there_since(victim)))
+    led = found is not None and found[0] == victim
+    return Recovery(victim, seconds, min(seconds, cluster.torch_is_there_since(victim)), led)
+
+
+def kill_and_see_taken_over(cluster: Cluster, victim: TaskId) -> Recovery:
+    """SIGKILL to a server with a second home: wait for a commit of the next view, then until all is whole again."""
+    answers: list[tuple[TaskId, dict[str, Any]]] = []
+
+    def asked() -> bool:
+        found = cluster.lead()
+        answers.extend([] if found is None else [found])
+        return found is not None
+
+    wait_until(asked, cluster, RECOVERY_SECONDS, "answer of the coordinator")
+    (lead, said), before = answers[-1], cluster.pid(victim)
+    view, at_kill = int(said["role"]["view"]), int(said["coordinator"]["committed"])
+    os.kill(before, signal.SIGKILL)
+    killed_at = time.monotonic()
+
+    def says(what: Callable[[dict[str, Any]], bool]) -> Callable[[], bool]:
+        def of_the_next_view() -> bool:
+            now = cluster.lead()
+            return now is not None and int(now[1]["role"]["view"]) > view and what(now[1])
+
+        return of_the_next_view
+
+    commits = says(lambda machines: int(machines["coordinator"]["committed"]) > at_kill)
+    wait_until(commits, cluster, RECOVERY_SECONDS, f"step after the loss of {victim}")
+    seconds = time.monotonic() - killed_at
+    wait_until(lambda: cluster.pid(victim) not in (0, before), cluster, RECOVERY_SECONDS, f"restart of {victim}")
+    whole = says(lambda machines: bool(machines["role"]["whole"]) and str(victim) in machines["coordinator"]["joined"])
+    wait_until(whole, cluster, RECOVERY_SECONDS, "replica that is whole")
+    return Recovery(victim, seconds, seconds, lead == victim, time.monotonic() - killed_at)
 
 
 def kill_again_and_again(cluster: Cluster, dice: random.Random, recoveries: list[Recovery]) -> None:
-    for number in range(KILLS):
+    plan = cluster.plan
+    for number in range(plan.kills):
         wait_until(lambda: cluster.committed() >= 0, cluster, RECOVERY_SECONDS, "first steps")
-        target = min(cluster.committed() + dice.randint(FIRST, LAST), STEPS - ROOM * (KILLS - number))
+        target = min(cluster.committed() + dice.randint(FIRST, LAST), plan.steps - ROOM * (plan.kills - number))
         wait_until(lambda t=target: cluster.committed() >= t, cluster, RECOVERY_SECONDS, f"step {target}")  # type: ignore[misc]
-        recoveries.append(kill_and_wait(cluster, dice.choice(SHAPE.tasks())))
+        victim = dice.choice(plan.victims())
+        taken_over = plan.replicas and victim.role.value == "ps"
+        recoveries.append((kill_and_see_taken_over if taken_over else kill_and_wait)(cluster, victim))
+        if cluster.made_twice():
+            raise RuntimeError(f"a version was made twice; see the logs in {cluster.train_dir}")
 
 
-def one_run(folder: Path, flags: Sequence[str], seed: int | None) -> list[Recovery]:
+def one_run(folder: Path, flags: Sequence[str], plan: Plan, seed: int | None) -> list[Recovery]:
     """Train to the end in ``folder``; with a seed, kill on the way."""
     folder.mkdir(parents=True)
-    cluster = Cluster(folder, flags)
+    cluster = Cluster(folder, flags, plan)
     recoveries: list[Recovery] = []
     try:
         cluster.start()
@@ -216,6 +292,9 @@ def report(recoveries: Sequence[Recovery]) -> None:
             f"{kind:12} {len(rows):5} {statistics.median(seconds):9.2f} {max(seconds):8.2f} "
             f"{statistics.median(beyond):23.2f} {max(beyond):8.2f}"
         )
+    whole = [one.whole for one in recoveries if one.whole]
+    if whole:
+        print(f"whole again after {statistics.median(whole):.2f} s (median), {max(whole):.2f} s (worst)")
 
 
 def main() -> int:
@@ -225,38 +304,46 @@ def main() -> int:
     parser.add_argument("--protocol", default="auto")
     parser.add_argument("--model", default="resnet20")
     parser.add_argument("--folder", default="")
+    parser.add_argument("--workers", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--kill", choices=("all", "servers"), default="all")
+    parser.add_argument("--server_replicas", type=int, choices=(0, 1), default=0)
     asked = parser.parse_args()
+    shape = ClusterShape(2, asked.workers)
+    plan = Plan(shape, asked.steps, asked.kills, asked.kill == "servers", bool(asked.server_replicas))
     flags = [
         f"--model={asked.model}",
         "--data_name=cifar10",
         "--device=cpu",
         "--batch_size=2",
         "--num_threads=1",
-        f"--num_batches={STEPS}",
+        f"--num_batches={plan.steps}",
         "--num_warmup_batches=0",
         "--optimizer=momentum",
         "--bucket_mb=0.25",
-        "--save_model_steps=10",
-        f"--restarts={KILLS}",
+        *(() if plan.replicas else ("--save_model_steps=10",)),
+        f"--restarts={plan.kills}",
         f"--server_protocol={asked.protocol}",
     ]
+    replicas = ["--server_replicas=1", "--local_parameter_device=cpu"] if plan.replicas else []
     everything: list[Recovery] = []
     with tempfile.TemporaryDirectory(prefix="chaos-") as made:
         folder = Path(asked.folder or made)
-        one_run(folder / "undisturbed", flags, None)
+        one_run(folder / "undisturbed", flags, plan, None)
         wanted = (folder / "undisturbed" / "final.safetensors").read_bytes()
         for seed in range(asked.first_seed, asked.first_seed + asked.seeds):
-            recoveries = one_run(folder / f"seed-{seed}", flags, seed)
+            recoveries = one_run(folder / f"seed-{seed}", [*flags, *replicas], plan, seed)
             same = (folder / f"seed-{seed}" / "final.safetensors").read_bytes() == wanted
-            names = ", ".join(one.task.short for one in recoveries)
+            names = ", ".join(f"{one.task.short} ({one.seconds:.2f} s)" for one in recoveries)
             print(f"seed {seed} over {asked.protocol}: {'the same bits' if same else 'OTHER BITS'} after {names}")
             sys.stdout.flush()
             everything += recoveries
             if not same:
                 return 1
-            if len(recoveries) < KILLS:
-                print(f"the job was too fast for the last {KILLS - len(recoveries)} kills")
-            if 2 * len(recoveries) < KILLS:
+            if len(recoveries) < plan.kills:
+                print(f"the job was too fast for the last {plan.kills - len(recoveries)} kills")
+            if 2 * len(recoveries) < plan.kills:
                 return 1
     report(everything)
     return 0

@@ -50,8 +50,8 @@ OURS = _words("""
     bind bucket_mb collective_port compile deterministic from_scratch grace insecure job_token
     key_file max_bad_records metrics_file metrics_port mps num_threads on_nan_parameters on_stall on_verdict
     on_worker_loss ports ps rdma_device rdma_gid_index rdma_gpudirect rdma_retry_count rdma_service_level rdma_timeout
-    rdma_traffic_class rejoin_timeout require_private restarts seed stall_after startup_timeout timing_dir trace_steps
-    use_bf16 user_code_timeout verbose verdict_webhook wire_dtype workers
+    rdma_traffic_class rejoin_timeout require_private restarts seed server_replicas stall_after startup_timeout
+    timing_dir trace_steps use_bf16 user_code_timeout verbose verdict_webhook wire_dtype workers
 """)
 
 WORKING = _words("""
@@ -73,6 +73,7 @@ WORKING = _words("""
 BY_NAME = {flag.name: flag for flag in TABLE}
 
 CLUSTER = _words("--job_name=worker --ps_hosts=10.0.0.1:1 --worker_hosts=10.0.0.1:2,10.0.0.1:3")
+REPLICATED = _words("--job_name=worker --ps_hosts=10.0.0.1:1,10.0.0.1:4 --worker_hosts=10.0.0.1:2 --device=cpu")
 
 DECAY = _words("--init_learning_rate=1 --learning_rate_decay_factor=0.25")
 EVALUATED = _words("--data_name=digits --eval_during_training_every_n_steps=2")
@@ -95,6 +96,7 @@ EFFECTS: dict[str, list[str]] = {
     "grace": [*CLUSTER, "--grace=5"],
     "on_worker_loss": [*CLUSTER, "--on_worker_loss=shrink"],
     "restarts": [*CLUSTER, "--restarts=5"],
+    "server_replicas": [*REPLICATED, "--server_replicas=1"],
     "rdma_device": [*CLUSTER, "--rdma_device=mlx5_0:1"],
     "rdma_gid_index": [*CLUSTER, "--rdma_gid_index=3"],
     "rdma_gpudirect": [*CLUSTER, "--rdma_gpudirect"],
@@ -168,6 +170,7 @@ BASELINES: dict[str, list[str]] = {
     "grace": CLUSTER,
     "on_worker_loss": CLUSTER,
     "restarts": CLUSTER,
+    "server_replicas": REPLICATED,
     "rdma_device": CLUSTER,
     "rdma_gid_index": CLUSTER,
     "rdma_gpudirect": CLUSTER,

@@ -19,6 +19,7 @@ from helpers.programs import run_lockstep, start_lockstep
 from helpers.waiting import wait_until
 from lockstep.protocol.core.ids import ClusterShape, TaskId, server, worker
 from lockstep.protocol.phrases import named
+from lockstep.runtime.checkpoint.folder import verify
 
 pytestmark = pytest.mark.timed
 
@@ -60,6 +61,30 @@ def test_a_killed_task_is_started_again_by_its_monitor_and_the_bits_are_the_same
     assert {done.code for done in results.values()} == {0}, results
     assert "Traceback" not in "".join(done.stderr for done in results.values())
     assert (tmp_path / "final.safetensors").read_bytes() == undisturbed
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("victim", TWO_AND_TWO.server_ids(), ids=["coordinator", "server"])
+def test_the_second_home_of_a_killed_server_takes_over_and_the_bits_are_the_same(
+    victim: TaskId, undisturbed: bytes, tmp_path: Path
+) -> None:
+    """Nothing is saved on the way, so there is no checkpoint to go back to."""
+    flags = (*RUN, f"--train_dir={tmp_path}", "--server_replicas=1")
+    with tasks_of(TWO_AND_TWO, *flags, "--restarts=1") as tasks:
+        for task in TWO_AND_TWO.tasks():
+            tasks.start(task)
+        tasks.programs[worker(0)].wait_for("\n30\timages/sec:", 80)
+        os.kill(tasks.task_pid(victim), signal.SIGKILL)
+        other = next(task for task in TWO_AND_TWO.server_ids() if task != victim)
+        tasks.programs[other].wait_for("another has taken its place", 60)
+        tasks.programs[worker(0)].wait_for(f"\n{STEPS}\timages/sec:", 100)
+        results = {task: program.wait(60) for task, program in tasks.programs.items() if task != victim}
+    assert {done.code for done in results.values()} == {0}, results
+    assert "Traceback" not in "".join(done.stderr for done in results.values())
+    assert (tmp_path / "final.safetensors").read_bytes() == undisturbed
+    (last,) = (tmp_path / "checkpoints").iterdir()
+    assert len(verify(last).shards) == 1, "the other one has written what both would have"
 
 
 NARROW = (*RUN, "--wire_dtype=bfloat16")

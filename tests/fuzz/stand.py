@@ -116,6 +116,9 @@ class Stand:
 
     def linked(self, peer: TaskId, path: str) -> None: ...
 
+    def dials_next_life(self, peer: TaskId) -> bool:
+        return False
+
     def tensors_in(self, bucket: BucketId) -> int:
         return 1
 

@@ -80,6 +80,7 @@ class Task:
         self.task = task
         self.peers: dict[TaskId, Any] = {server(0): Linked()}
         self.cluster = replace(SPEC, task=task)
+        self.coordinator = self.cluster.shape.coordinator
         self.shown = Recorded()
         self.told_monitor = 0
         self._monitors = {AT[task]: fields for task, fields in (monitors or {}).items()}

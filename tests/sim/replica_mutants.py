@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from lockstep.protocol.core.events import LinkLost, Tick
 from lockstep.protocol.core.ids import BucketId, Incarnation, Step, TaskId, server, worker
+from lockstep.protocol.core.placement import Homes
 from lockstep.protocol.replication import coordination, replicated_server
 from lockstep.protocol.replication.coordination import Coordination
 from lockstep.protocol.replication.decisions import HeldDecisions
-from lockstep.protocol.replication.placement import Homes
 from lockstep.protocol.replication.replica_events import (
     CopyMade,
     MakeCopy,

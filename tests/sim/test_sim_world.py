@@ -15,7 +15,9 @@ from lockstep.protocol.core.ids import worker as worker_id
 from lockstep.protocol.core.machine import State, Trigger, advance
 from lockstep.protocol.core.messages import ParameterEntry, Setting
 from lockstep.protocol.server import ledger, server_machine
+from lockstep.protocol.server.ledger import ServedBucketTrigger
 from lockstep.protocol.worker import holdings, worker_machine
+from lockstep.protocol.worker.holdings import HeldBucketTrigger
 from lockstep.sim.network import linked_pairs
 from lockstep.sim.scenario import Mode, NetworkProfile, Scenario, SecondsRange, TrainingProfile
 from lockstep.sim.violation import Violation
@@ -78,7 +80,9 @@ def test_every_row_of_every_table_is_walked_by_some_run(monkeypatch: pytest.Monk
         )
         for state, trigger in table
     }
-    assert rows - walked == TOLD_TWICE
+    second = (HeldBucketTrigger.REHOME, ServedBucketTrigger.HAND_ON, ServedBucketTrigger.HELD)
+    with_second_homes = {row for row in rows if row[2] in {trigger.value for trigger in second}}
+    assert rows - walked - with_second_homes == TOLD_TWICE  # those: tests/protocol/test_homed.py
 
 
 def test_a_violation_tells_the_scenario_the_last_events_and_who_waits() -> None:

@@ -186,6 +186,7 @@ def _run_local_cluster(config: BenchConfig, argv: Sequence[str], program: Sequen
         show_all=config.output.verbose,
         grace=cluster.grace,
         forming=functools.partial(forming_line, patience=cluster.startup_timeout),
+        may_lose_a_server=bool(cluster.server_replicas),
         may_lose_workers=cluster.on_worker_loss == LossPolicy.SHRINK.value,
         ports=cluster.second_ports,
         around=functools.partial(shared_gpu, os.environ, say) if on_gpus and shares_gpus(config) else nullcontext,

@@ -95,6 +95,8 @@ def _what_a_loss_means(config: BenchConfig) -> str | None:
             "the loss of any task ends the job: without synchronisation (--cross_replica_sync=False) there is no "
             "common step to go back to (docs/recovery.md)"
         )
+    if config.cluster.server_replicas:
+        return None  # the loss of one server is survived; what comes after that is said then
     if not recovery_rules(config).returns:
         return "without --train_dir the loss of a server ends the job (docs/recovery.md)"
     if not saves:

@@ -11,7 +11,7 @@ import signal
 import sys
 import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,7 +31,7 @@ from lockstep.protocol.core.faults import (
     parse_fault,
     to_text,
 )
-from lockstep.protocol.core.ids import CHIEF, INITIAL_STEP, Role, TaskId
+from lockstep.protocol.core.ids import CHIEF, INITIAL_STEP, BucketId, Role, TaskId
 from lockstep.protocol.core.messages import GroupRates, Layout, ParameterEntry, Setting
 from lockstep.protocol.core.plan import Plan, make_plan
 from lockstep.runtime.checkpoint.tensor_file import NamedTensor
@@ -161,7 +161,7 @@ class PlainStore:
                 numbers[index] += value / effect.replicas
         target[: 4 * counted] = numbers.tobytes()
 
-    def snapshot(self, version: int) -> list[NamedTensor]:
+    def snapshot(self, version: int, buckets: Set[BucketId] | None = None) -> list[NamedTensor]:  # noqa: ARG002
         raise ValueError(f"a server of a drill does not save version {version}")
 
     def restore(self, folder: Path, shards: Sequence[str], slot: int) -> None:  # noqa: ARG002

@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from types import MappingProxyType
 
@@ -40,12 +40,14 @@ from lockstep.protocol.core.messages import (
     Leaving,
     Left,
     Lost,
+    Member,
     MissingTask,
     Refused,
+    Resolution,
     Roster,
     View,
 )
-from lockstep.protocol.core.timing import REPEAT_SECONDS, STALE_ROSTER_SECONDS
+from lockstep.protocol.core.timing import HEADLESS_SECONDS, REPEAT_SECONDS, STALE_ROSTER_SECONDS
 from lockstep.protocol.core.waits import Wait, WaitKind
 
 
@@ -92,9 +94,11 @@ class MemberMachine:
         now: float,
         *,
         returns: bool = False,
+        deputy: TaskId | None = None,
     ) -> None:
         """``deadline``: when the cluster must be complete (``--startup_timeout`` from the start). ``returns``: a job
-        that loses a task that holds buckets, even the coordinator's, starts again from its newest checkpoint."""
+        that loses a task that holds buckets, even the coordinator's, starts again from its newest checkpoint.
+        ``deputy``: the server that takes the coordinator's place at first, where servers have second homes."""
         self.task = task
         self.coordinator = coordinator
         self.phase = MemberPhase.OUTSIDE
@@ -114,6 +118,14 @@ class MemberMachine:
         self._missing: tuple[MissingTask, ...] = ()
         self._returns = returns
         self._view = 0
+        self._links: dict[TaskId, Incarnation] = {task: join.incarnation}
+        """The incarnations that this task is linked with; it needs no link to itself."""
+        self._deputy = deputy
+        """The server that takes the coordinator's place if it ends."""
+        self._headless: tuple[float, PeerGone] | None = None
+        """The coordinator has ended: until when its deputy must have taken its place, and how it ended."""
+        self._told_view = 0
+        """The newest view that this task was told of and is not in."""
         self._lives: dict[TaskId, Incarnation] = {}
         self._losses: dict[TaskId, Lost] = {}
         """What this task has found out and the coordinator has not yet acted on."""
@@ -127,6 +139,10 @@ class MemberMachine:
     def handle(self, event: Event, now: float) -> list[Effect]:
         if self.phase is MemberPhase.ENDED:
             return []
+        if isinstance(event, LinkUp):
+            self._links[event.peer] = event.incarnation
+        elif isinstance(event, LinkLost):
+            self._links.pop(event.peer, None)
         match event:
             case LinkUp(peer=peer) if peer == self.coordinator:
                 return self._on_link_up(event, now)
@@ -154,11 +170,12 @@ class MemberMachine:
 
     def _on_link_up(self, event: LinkUp, now: float) -> list[Effect]:
         known, self._coordinator_life = self._coordinator_life, event.incarnation
-        if self._returns and known not in (0, event.incarnation):
+        if (self._returns or (self._view and self._deputy is not None)) and known not in (0, event.incarnation):
             # Before its view came, this task may have worked for the former coordinator's job: its memory is stale.
             reason = Reason(Cause.STALE_INCARNATION, phrases.started_again())
             return self._on_peer_gone(PeerGone(self.coordinator, reason, known), now)
         self._linked = True
+        self._headless = None  # while the cluster forms, its coordinator may be started again
         self.phase = advance(MEMBER_PHASE_TRANSITIONS, self.phase, MemberPhaseTrigger.LINK_UP)
         return self._statements(now)
 
@@ -183,6 +200,13 @@ class MemberMachine:
 
     def _on_peer_gone(self, event: PeerGone, now: float) -> list[Effect]:
         """Notify the coordinator. If it is the one that is gone, no task is left to decide, and the job ends here."""
+        if event.peer == self.coordinator and self._deputy is not None and self._deputy not in self._losses:
+            if self._headless is None:
+                self._headless = (now + HEADLESS_SECONDS, event)
+                self._repeat_at = now + REPEAT_SECONDS
+            return []
+        if self._headless is not None and event.peer == self._deputy:
+            event = self._headless[1]  # nobody is left that holds the decisions
         if event.peer == self.coordinator:
             culprit, reason = self._why_coordinator_gone(event)
             return self._end(False, culprit, reason, now, again=self._returns and not event.reason.refuses_to_return)
@@ -193,6 +217,42 @@ class MemberMachine:
         self._losses[event.peer] = lost
         self._repeat_at = now + REPEAT_SECONDS
         return [Send(self.coordinator, lost)] if self._linked else []
+
+    def follow(self, peer: TaskId, life: Incarnation, view: View) -> None:
+        """The deputy has taken the coordinator's place, if that is who speaks here: its word counts from now on."""
+        its = bool(view.decisions) and view.decisions[0].home_task == peer and self.is_in(view)
+        if peer != self._deputy or not its or self._lives.get(peer, life) != life or view.number <= self._view:
+            return
+        self.coordinator, self._headless, self._deputy = peer, None, None
+        self._linked, self._coordinator_life = peer in self._links, self._links.get(peer, 0)
+        if self.phase is MemberPhase.OUTSIDE and self._linked:
+            self.phase = advance(MEMBER_PHASE_TRANSITIONS, self.phase, MemberPhaseTrigger.LINK_UP)
+        self._repeat_at = 0.0  # what it has not heard is said to it at once
+
+    def is_in(self, view: View) -> bool:
+        """Whether a view with second homes has this incarnation: it may have been decided before, and told late."""
+        return not view.shards or Member(str(self.task), self._join.incarnation) in view.members
+
+    def turn_to(self, coordinator: TaskId, view: int, now: float) -> list[Effect]:
+        """This task is no member, and another server coordinates than it believed; empty if that is no news."""
+        if self.phase is MemberPhase.MEMBER and view > self._view:
+            # Everybody took this task for dead, and went on without it: nothing that it still does may count.
+            reason = Reason(Cause.STALE_INCARNATION, phrases.was_replaced(coordinator))
+            return self._end(False, str(self.task), reason, now, alone=True)
+        outside = self.phase in (MemberPhase.OUTSIDE, MemberPhase.JOINING)
+        if not outside or coordinator in (self.coordinator, self.task) or coordinator not in self._links:
+            return []
+        if view < self._told_view:
+            return []  # a server that was replaced and does not know it
+        self._told_view = view
+        self.coordinator, self._headless, self._linked = coordinator, None, True
+        self._coordinator_life = self._links[coordinator]
+        self.phase = advance(MEMBER_PHASE_TRANSITIONS, self.phase, MemberPhaseTrigger.LINK_UP)
+        return self._statements(now)
+
+    def strangers(self, is_member: Callable[[TaskId, Incarnation], bool]) -> list[TaskId]:
+        """The tasks that this one is linked with and that are no members."""
+        return [peer for peer, life in self._links.items() if not is_member(peer, life)]
 
     def _why_coordinator_gone(self, event: PeerGone) -> tuple[str, Reason]:
         """The coordinator ended; or another task that holds buckets did, and the coordinator restarted before its
@@ -247,6 +307,10 @@ class MemberMachine:
             case Roster(missing=missing):
                 self._roster_at = now
                 return self._on_roster(missing)
+            case Resolution(decisions=(homes,)):
+                # What a deputy holds tells it who it is, before its view has come.
+                self._deputy = homes.second_task if homes.whole else None
+                return []
             case Refused(reason=reason):
                 return self._end(False, str(self.task), reason, now)
             case End() as end:
@@ -269,11 +333,14 @@ class MemberMachine:
             return []
         self._view = view.number
         self._lives = {TaskId.parse(member.task): member.incarnation for member in view.members}
+        whole = [homes for homes in view.decisions if homes.whole]
+        self._deputy = whole[0].second_task if whole else None
         for peer in [p for p, lost in self._losses.items() if self._lives.get(p) != lost.incarnation]:
             del self._losses[peer]
         self._journal.record(now, Happening.VIEW)
         if self.phase is MemberPhase.MEMBER:
-            return [ViewChanged(view.members)]
+            has_replica = all(homes.whole for homes in (*view.shards, *view.decisions))
+            return [ViewChanged(view.members, has_replica)]
         self.phase = advance(MEMBER_PHASE_TRANSITIONS, self.phase, MemberPhaseTrigger.VIEW)
         self.job = view.job
         return [BecameMember(view.job, view.members, view.start, view.state, view.checkpoint)]
@@ -301,6 +368,14 @@ class MemberMachine:
     def _on_tick(self, now: float) -> list[Effect]:
         if self.phase in (MemberPhase.OUTSIDE, MemberPhase.JOINING) and now >= self._deadline:
             return self._give_up(now)
+        if self._headless is not None and now >= self._headless[0]:
+            gone = self._headless[1]
+            again = self._returns and not gone.reason.refuses_to_return
+            return self._end(False, str(gone.peer), gone.reason, now, again=again)
+        if self._headless is not None and self._deputy is not None and now >= self._repeat_at:
+            # Its view may have come before this task knew that it is the deputy's.
+            self._repeat_at = now + REPEAT_SECONDS
+            return [Send(self._deputy, self._join)]
         if self._linked and now >= self._repeat_at:
             return self._statements(now)
         return []
@@ -327,13 +402,17 @@ class MemberMachine:
             case MemberPhase.ENDED:
                 return None
             case MemberPhase.OUTSIDE:
-                return self._deadline
+                return min([self._deadline, *self._headless_deadlines()])
             case MemberPhase.JOINING:
-                return min(self._repeat_at, self._deadline)
+                return min([self._repeat_at, self._deadline, *self._headless_deadlines()])
             case MemberPhase.MEMBER:
                 statements = (self._done, self._failed, self._departure)
                 speaking = bool(self._losses) or any(one is not None for one in statements)
-                return self._repeat_at if speaking and self._linked else None
+                due = [self._repeat_at] if speaking and self._linked else []
+                return min([*due, *self._headless_deadlines()], default=None)
+
+    def _headless_deadlines(self) -> list[float]:
+        return [] if self._headless is None else [self._headless[0], self._repeat_at]
 
     def waits(self) -> list[Wait]:
         kind = {MemberPhase.OUTSIDE: WaitKind.CONNECTION, MemberPhase.JOINING: WaitKind.COMPLETE}.get(self.phase)

@@ -316,8 +316,20 @@ def not_its_to_send(message: str) -> str:
 # -- second homes --
 
 
+def handed_on() -> str:
+    return "handed on"
+
+
+def told_of_a_decision() -> str:
+    return "told of a decision"
+
+
 def both_homes_lost(task: TaskId) -> str:
     return plain(f"{named(task)} has ended, and no other server holds all that it held")
+
+
+def was_replaced(coordinator: TaskId) -> str:
+    return plain(f"could not be reached, and the job goes on without it; {named(coordinator)} coordinates it")
 
 
 def homes_differ(step: int) -> str:

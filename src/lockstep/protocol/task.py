@@ -13,22 +13,28 @@ from collections import deque
 
 from lockstep.protocol import phrases
 from lockstep.protocol.coordinator.coordinator_machine import CoordinatorMachine
+from lockstep.protocol.coordinator.deputy import DeputyMachine
+from lockstep.protocol.coordinator.homed_coordinator import HomedCoordinator
 from lockstep.protocol.core.effects import Effect, Send
 from lockstep.protocol.core.events import (
     BucketApplied,
     BucketMeasured,
+    BucketTaken,
     Event,
     GradientArrived,
     LinkUp,
+    MeanArrived,
+    MeanMade,
     Produced,
     Received,
     Reduced,
     TransferEnded,
     VersionArrived,
 )
-from lockstep.protocol.core.ids import Incarnation, Role, TaskId
+from lockstep.protocol.core.ids import Incarnation, Role, TaskId, server
 from lockstep.protocol.core.journal import Happening, Journal
 from lockstep.protocol.core.machine import Machine
+from lockstep.protocol.core.messages import Coordinates, View
 from lockstep.protocol.core.speakers import may_say
 from lockstep.protocol.core.waits import Wait, WaitKind
 from lockstep.protocol.member import MemberMachine
@@ -38,7 +44,18 @@ from lockstep.protocol.worker.collective_machine import CollectiveMachine
 from lockstep.protocol.worker.worker_machine import WorkerMachine
 
 _OF_TENSORS = frozenset(
-    {BucketApplied, BucketMeasured, GradientArrived, Produced, Reduced, TransferEnded, VersionArrived}
+    {
+        BucketApplied,
+        BucketMeasured,
+        BucketTaken,
+        GradientArrived,
+        MeanArrived,
+        MeanMade,
+        Produced,
+        Reduced,
+        TransferEnded,
+        VersionArrived,
+    }
 )
 """Events of single buckets. Only the roles handle them, and nearly all events are of this kind."""
 
@@ -55,8 +72,9 @@ class TaskMachine:
         roles: tuple[TaskRole, ...],
         coordinator: CoordinatorMachine | None,
         journal: Journal,
+        deputy: DeputyMachine | None = None,
     ) -> None:
-        """``roles``: at most one worker and one server."""
+        """``roles``: at most one worker and one server. ``deputy``: on a server that may become the coordinator."""
         self.worker = next((role for role in roles if isinstance(role, WorkerMachine)), None)
         self.server = next((role for role in roles if isinstance(role, ServerMachine)), None)
         self.role: TaskRole = roles[0] if self.worker is None else self.worker
@@ -68,7 +86,8 @@ class TaskMachine:
         self.journal = journal
         self.caller = CallerMachine(self.task, member.coordinator, journal) if self.task.role is Role.WORKER else None
         """Its side of the calls that all workers make."""
-        beside = tuple(machine for machine in (coordinator, member, self.caller) if machine is not None)
+        self.deputy = deputy
+        beside = tuple(machine for machine in (coordinator, member, self.caller, deputy) if machine is not None)
         self._machines: tuple[Machine, ...] = (*beside, *roles)
         self._roles = roles
 
@@ -84,6 +103,12 @@ class TaskMachine:
         return self.handle(LinkUp(self.task, self.incarnation), now)
 
     def handle(self, event: Event, now: float) -> list[Effect]:
+        if isinstance(event, Received) and isinstance(event.message, View):
+            self._follow(event, event.message)
+        if isinstance(event, Received) and isinstance(event.message, View) and not self.member.is_in(event.message):
+            return []
+        if isinstance(event, Received) and isinstance(event.message, Coordinates):
+            return self._turn_to(event.peer, event.message, now)
         if isinstance(event, Received) and not may_say(event.peer, event.message, self.member.coordinator):
             cause = phrases.not_its_to_send(type(event.message).__name__)
             self.journal.record(now, Happening.DROPPED, peer=event.peer, cause=cause)
@@ -98,9 +123,49 @@ class TaskMachine:
                         pending.append(Received(self.task, self.incarnation, effect.message))
                     else:
                         outgoing.append(effect)
+            if not pending and self.deputy is not None:
+                pending.extend(self._take_over(outgoing, now))
             if not pending:
                 return outgoing
             current = pending.popleft()
+            if isinstance(current, Received) and isinstance(current.message, View):
+                self._follow(current, current.message)
+
+    def _follow(self, event: Received, view: View) -> None:
+        """A view may tell of a coordinator that has taken another one's place."""
+        self.member.follow(event.peer, event.incarnation, view)
+        self._leave_coordination_to(self.member.coordinator)
+
+    def _leave_coordination_to(self, coordinator: TaskId) -> None:
+        """A coordinator on this task that has formed no job would form another one than the job that runs."""
+        if self.coordinator is not None and coordinator != self.task:
+            self._machines = tuple(machine for machine in self._machines if machine is not self.coordinator)
+            self.coordinator = None
+
+    def _turn_to(self, peer: TaskId, told: Coordinates, now: float) -> list[Effect]:
+        """A job is running, and this task is none of its members: it asks the server that coordinates it."""
+        if peer != server(told.home):
+            return []
+        effects = self.member.turn_to(peer, told.view, now)
+        self._leave_coordination_to(self.member.coordinator)
+        return effects
+
+    def _take_over(self, outgoing: list[Effect], now: float) -> list[Event]:
+        """If this task has to take the coordinator's place: it does, and this is what it tells itself."""
+        assert self.deputy is not None
+        made = self.deputy.take_over(now)
+        if made is None:
+            return []
+        self.coordinator, effects = made
+        self._machines = (self.coordinator, *self._machines)
+        effects += self._tell_strangers(self.coordinator)
+        to_itself = [one for one in effects if isinstance(one, Send) and one.peer == self.task]
+        outgoing += [one for one in effects if one not in to_itself]
+        return [Received(self.task, self.incarnation, one.message) for one in to_itself]
+
+    def _tell_strangers(self, coordinator: HomedCoordinator) -> list[Effect]:
+        """Tasks that are here and no members, because the former coordinator ended before they could join."""
+        return [Send(peer, coordinator.is_here()) for peer in self.member.strangers(coordinator.is_member)]
 
     def next_deadline(self) -> float | None:
         due = [deadline for machine in self._machines if (deadline := machine.next_deadline()) is not None]

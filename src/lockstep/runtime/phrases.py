@@ -318,3 +318,9 @@ def drifted(chief: TaskId, parameter: str) -> str:
         f"has other values than {named(chief)} in {parameter!r}: a program changes parameters on one rank only; change "
         "them on every rank, or call job.publish() on every rank after the change"
     )
+
+
+def replica_changed(*, has_one: bool) -> str:
+    if has_one:
+        return "every server's shard has a second home again: the loss of any one server would be survived"
+    return "a server is lost, and another has taken its place; until its next life is filled there is no replica"

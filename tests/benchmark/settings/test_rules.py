@@ -38,6 +38,12 @@ def _local(servers: int, workers: int) -> BenchConfig:
     return BenchConfig(cluster=ClusterSpec(), local=LocalCluster(servers=servers, workers=workers))
 
 
+def _replicated(servers: int, **exchange: Any) -> BenchConfig:
+    made = ExchangeConfig(**{"local_parameter_device": "cpu", **exchange})
+    local = LocalCluster(servers=servers, workers=2)
+    return BenchConfig(cluster=ClusterSpec(server_replicas=1), local=local, exchange=made)
+
+
 REPLICATED = ExchangeConfig(variable_update="distributed_replicated")
 
 BROKEN: dict[str, tuple[str, BenchConfig, str]] = {
@@ -50,6 +56,9 @@ BROKEN: dict[str, tuple[str, BenchConfig, str]] = {
     "no server": ("local cluster", _local(0, 2), "at least one server and one worker"),
     "no worker": ("local cluster", _local(1, 0), "at least one server and one worker"),
     "too many": ("local cluster", _local(1, 64), "would start 65 tasks here"),
+    "no second server": ("server replicas", _replicated(1), "give --ps=2"),
+    "replicas without steps": ("server replicas", _replicated(2, cross_replica_sync=False), "steps that all workers"),
+    "replicas on GPUs": ("server replicas", _replicated(2, local_parameter_device="gpu"), "update on a CPU"),
     "model": ("model", BenchConfig(model="resnet49"), "did you mean resnet50"),
     "refused model": ("model", BenchConfig(model="ssd300"), "needs the COCO data set"),
     "data set": ("model", BenchConfig(data_name="mnist"), "--data_name=mnist is not known"),

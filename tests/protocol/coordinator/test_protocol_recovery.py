@@ -478,7 +478,7 @@ def test_a_server_saves_before_it_applies_anything_to_that_version() -> None:
             rig.applied(0)
     effects = rig.hear(PS, Commit(0, save=True))
     assert [type(effect).__name__ for effect in effects] == ["SaveShard", "Apply"]
-    assert only(effects, SaveShard) == [SaveShard(1)]
+    assert only(effects, SaveShard) == [SaveShard(1, (0,))]
     assert rig.hear(PS, Commit(0, save=True)) == []
     saved = Saved(1, "shard-0", 10, "digest")
     assert rig.tell(ShardSaved(saved)) == [Send(PS, saved)]

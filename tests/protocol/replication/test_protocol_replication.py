@@ -7,8 +7,8 @@ import pytest
 from lockstep.protocol.core.errors import LocalProtocolError
 from lockstep.protocol.core.ids import INITIAL_STEP, Step, server, worker
 from lockstep.protocol.core.machine import advance
+from lockstep.protocol.core.placement import NOBODY, Homes, Placement
 from lockstep.protocol.replication.decisions import HeldDecisions
-from lockstep.protocol.replication.placement import NOBODY, Homes, Placement
 from lockstep.protocol.replication.replica_events import CopyMade, MakeCopy, ReplicaEffect, Say, TakeCopy, VersionMade
 from lockstep.protocol.replication.replica_messages import (
     CopyOf,

@@ -23,10 +23,11 @@ from lockstep.protocol.core.events import (
 )
 from lockstep.protocol.core.ids import INITIAL_STEP, ClusterShape, TaskId, server, worker
 from lockstep.protocol.core.journal import Happening
-from lockstep.protocol.core.messages import Done, Edition, Grant, Layout, Open, Rates, Seal
+from lockstep.protocol.core.messages import Done, Edition, Grant, Layout, Open, Rates, Seal, View
+from lockstep.protocol.core.placement import Homes
 from lockstep.protocol.core.timing import REPEAT_SECONDS, RESEND_SECONDS
 from lockstep.protocol.phrases import wait_line
-from lockstep.protocol.worker.holdings import HELD_BUCKET_TRANSITIONS, HeldBucketState, HeldBucketTrigger
+from lockstep.protocol.worker.holdings import HELD_BUCKET_TRANSITIONS, HeldBucketState, HeldBucketTrigger, ServerSide
 from lockstep.protocol.worker.worker_machine import is_chief
 from protocol.protocol_rigs import RATES, TICKET, WorkerRig, life, messages_to, only, plan_of
 
@@ -68,6 +69,12 @@ def _produce(rig: WorkerRig) -> None:
     rig.produce(rig.machine.step)
 
 
+def _rehome(rig: WorkerRig) -> None:
+    """A view in which the second home of the only shard, another server, has it."""
+    rig.machine._servers[server(1)] = ServerSide(server(1))
+    rig.hear(PS, View(77, 2, (), shards=(Homes(1),), decisions=(Homes(1),)))
+
+
 TRIGGERS: dict[HeldBucketTrigger, Callable[[WorkerRig], object]] = {
     HeldBucketTrigger.ARRIVE: _arrive,
     HeldBucketTrigger.PRODUCE: _produce,
@@ -75,6 +82,7 @@ TRIGGERS: dict[HeldBucketTrigger, Callable[[WorkerRig], object]] = {
     HeldBucketTrigger.START: lambda rig: rig.hear(PS, Open(0, ())),
     HeldBucketTrigger.FAIL: lambda rig: rig.tell(LOST),
     HeldBucketTrigger.CONFIRM: lambda rig: rig.hear(PS, Open(0, (0,))),
+    HeldBucketTrigger.REHOME: _rehome,
 }
 
 

@@ -123,6 +123,10 @@ BROKEN: dict[str, tuple[ClusterSpec, str]] = {
         "--verdict_webhook=ftp://pager is not an address; give one like https://HOST/PATH",
     ),
     "on_worker_loss": (dataclasses.replace(SPEC, on_worker_loss="cry"), "--on_worker_loss=cry is not known"),
+    "server_replicas": (
+        dataclasses.replace(SPEC, server_replicas=2),
+        "--server_replicas=2 is out of range; give 0 or 1.",
+    ),
     "rdma without RDMA": (
         dataclasses.replace(SPEC, protocol="grpc", rdma=RdmaOptions(gid_index=1)),
         "has no effect with --server_protocol=grpc",

@@ -27,7 +27,7 @@ SPEC = ClusterSpec(ps_hosts=("a:1",), worker_hosts=("b:1", "c:1"), task=PS0)
 class _Node:
     """A coordinator in step 10 whose job has not moved for ``still`` seconds."""
 
-    task = PS0
+    task = coordinator = PS0
     cluster = SPEC
     forming = leaving = False
 

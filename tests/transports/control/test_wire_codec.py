@@ -151,7 +151,7 @@ def test_the_contract_has_no_message_without_a_dataclass_but_for_the_wire_itself
     dataclasses_there = {
         name for name, kind in vars(messages).items() if isinstance(kind, type) and dataclasses.is_dataclass(kind)
     }
-    notes = {"GradientNote", "VersionNote"}
+    notes = {"GradientNote", "MeanNote", "VersionNote"}
     assert set(codec._PROTO) - wire_only == dataclasses_there - notes
 
 
@@ -289,5 +289,5 @@ def test_a_note_that_does_not_fit_and_a_note_of_another_kind_are_wire_errors() -
         codec.encode_note(GradientNote(0, -1))
     with pytest.raises(WireError, match="17 bytes"):
         codec.decode_note(b"G")
-    with pytest.raises(WireError, match="begins with G or V"):
+    with pytest.raises(WireError, match="begins with G, V or M"):
         codec.decode_note(b"X" + bytes(16))

@@ -281,6 +281,7 @@ def settings(config: BenchConfig) -> tuple[Setting, ...]:
         "weight_decay": repr(optimizer.weight_decay),
         "gradient_clip": repr(optimizer.gradient_clip),
         "on_worker_loss": cluster.on_worker_loss,
+        "server_replicas": cluster.server_replicas,
         "learning-rate schedule": str(config.schedule),
         "precision": str(config.precision),
     }
@@ -297,6 +298,7 @@ def recovery_rules(config: BenchConfig) -> RecoveryRules:
         rejoin_seconds=cluster.rejoin_timeout,
         grace_seconds=cluster.grace,
         returns=output.train_dir is not None,
+        server_replicas=cluster.server_replicas,
         save_steps=output.save_model_steps or 0,
         save_seconds=float(output.save_model_secs),
         saves_last=output.train_dir is not None,

@@ -21,6 +21,7 @@ from lockstep.benchmark.settings.config import (
     BenchConfig,
 )
 from lockstep.benchmark.settings.feature_rules import FEATURE_RULES
+from lockstep.protocol.coordinator.recovery import LossPolicy
 from lockstep.protocol.core.ids import Role
 from lockstep.runtime.startup.cluster import cluster_problems
 
@@ -58,6 +59,20 @@ def _cluster(facts: _Facts) -> Iterator[str]:
     # With both a task and a local cluster, the one sentence about that is enough.
     if config.cluster is not None and (config.task is None or config.local is None):
         yield from cluster_problems(config.cluster)
+
+
+def _replicas(facts: _Facts) -> Iterator[str]:
+    config = facts.config
+    if config.cluster is None or not config.cluster.server_replicas or config.exchange.is_collective:
+        return
+    if config.local is not None and config.local.servers == 1:
+        yield "--server_replicas=1 needs a second server to hold what the first one holds; give --ps=2."
+    if not config.exchange.cross_replica_sync:
+        yield "--server_replicas=1 needs steps that all workers make together; leave out --cross_replica_sync=False."
+    if config.cluster.on_worker_loss == LossPolicy.SHRINK.value:
+        yield "--server_replicas=1 needs all workers in every step; give --on_worker_loss=wait or abort."
+    if config.exchange.local_parameter_device == "gpu" and config.devices.device != "cpu":
+        yield "--server_replicas=1 needs servers that update on a CPU; give --local_parameter_device=cpu."
 
 
 def _local_cluster(facts: _Facts) -> Iterator[str]:
@@ -230,6 +245,7 @@ def _seed(facts: _Facts) -> Iterator[str]:
 RULES: dict[str, Callable[[_Facts], Iterator[str]]] = {
     "cluster": _cluster,
     "local cluster": _local_cluster,
+    "server replicas": _replicas,
     "model": _model,
     "batch size": _batch_size,
     "run length": _run_length,

@@ -186,6 +186,7 @@ def _cluster(values: _Values) -> ClusterSpec:
         pages=Pages(values.optional_text("on_verdict") or "", values.optional_text("verdict_webhook") or ""),
         metrics=MetricsOptions(values.optional_text("metrics_port") or "", values.optional_text("metrics_file") or ""),
         on_worker_loss=values.text("on_worker_loss"),
+        server_replicas=values.whole("server_replicas"),
         restarts=values.whole("restarts"),
         has_servers=values.text("variable_update") not in COLLECTIVE_UPDATES,
         carried_by_torch=values.text("variable_update") in COLLECTIVE_UPDATES,

@@ -47,6 +47,8 @@ def missing(kind: WaitKind, on: str, step: int, bucket: int, names: Sequence[str
             return f"{task} to clip the gradients of step {step}"
         case WaitKind.NORM:
             return f"the norm of the mean gradient of step {step} from {task}"
+        case WaitKind.HOLDING:
+            return f"{task}, the second home, to hold step {step}"
         case WaitKind.CONNECTION:
             return f"a connection to {task}"
         case WaitKind.JOINING:

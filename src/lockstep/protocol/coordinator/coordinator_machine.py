@@ -236,7 +236,7 @@ class CoordinatorMachine(RunningJob):
                 return None
 
     def waits(self) -> list[Wait]:
-        here = self.shape.coordinator
+        here = self.here
         if self.phase is JobPhase.FORMING:
             return [
                 Wait(
@@ -293,4 +293,4 @@ class CoordinatorMachine(RunningJob):
         self.calls.check()
         assert self.committed <= min(self._applied.values(), default=self.committed), "committed before applied"
         if self.phase is JobPhase.RUNNING:
-            assert not self.missing(), "running without a task"
+            assert self.servers is not None or not self.missing(), "running without a task"

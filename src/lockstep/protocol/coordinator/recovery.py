@@ -37,6 +37,8 @@ class RecoveryRules:
     save_seconds: float = 0.0
     grace_seconds: float = GRACE_SECONDS
     """How long a job that is asked to end may take to finish and save its step."""
+    server_replicas: int = 0
+    """How many second homes a shard has: with one, the loss of any one server is survived."""
     saves_last: bool = False
     """The last version goes into a checkpoint before the job ends."""
 
@@ -47,7 +49,7 @@ class RecoveryRules:
 
     def survives(self, task: TaskId, shape: ClusterShape) -> bool:
         """Whether the job goes on after the loss of this task."""
-        return self.returns if task in shape.homes else self.takes_back
+        return self.returns or bool(self.server_replicas) if task in shape.homes else self.takes_back
 
     @property
     def saves(self) -> bool:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from enum import StrEnum
 from types import MappingProxyType
 
@@ -15,6 +16,7 @@ from lockstep.protocol.coordinator.losses import Losses
 from lockstep.protocol.coordinator.norms import Norms
 from lockstep.protocol.coordinator.recovery import Beginning, LocalStates, RecoveryRules
 from lockstep.protocol.coordinator.saving import Saving
+from lockstep.protocol.coordinator.server_losses import ServerLosses
 from lockstep.protocol.core.causes import Cause, Reason
 from lockstep.protocol.core.effects import Effect, Send
 from lockstep.protocol.core.ids import (
@@ -93,6 +95,8 @@ class RunningJob:
         self.states = LocalStates(self.beginning, shape.workers)
         self.saving = Saving(self.rules, shape.savers, start, now)
         self.losses = Losses(self.rules, shape)
+        self.servers: ServerLosses | None = None
+        """Where everything lives, if servers have second homes."""
         self.calls = Calls(keeps=self.rules.takes_back)
         self.norms = Norms()
         self.leavers = Leavers()
@@ -122,6 +126,11 @@ class RunningJob:
         self._findings: dict[TaskId, MissingTask] = {}
         self._roster_at = now
 
+    @property
+    def here(self) -> TaskId:
+        """The task that this machine runs on."""
+        return self.shape.coordinator
+
     def _is_member(self, peer: TaskId, incarnation: Incarnation) -> bool:
         join = self._joined.get(peer)
         return join is not None and join.incarnation == incarnation
@@ -129,23 +138,33 @@ class RunningJob:
     def _new_view(self, now: float) -> list[Effect]:
         self._number += 1
         self._journal.record(now, Happening.VIEW)
-        there = [task for task in self.shape.tasks() if not self.losses.is_away(task)]
+        if self.servers is not None:
+            self._applied = self.servers.applied_before(self.committed)
+            if self.saving.change_savers(self.servers.homes, now):
+                self._saved_last = False
+        here = [task for task in self.shape.tasks() if task in self._joined]
+        there = [task for task in here if not self.losses.is_away(task)]
         members = self._members()
         return [Send(task, self._view(task, members)) for task in there]
 
     def _members(self) -> tuple[Member, ...]:
-        return tuple(Member(str(task), self._joined[task].incarnation) for task in self.shape.tasks())
+        return tuple(
+            Member(str(task), self._joined[task].incarnation) for task in self.shape.tasks() if task in self._joined
+        )
 
     def _view(self, task: TaskId, members: tuple[Member, ...]) -> View:
         """The view for this task, which starts with the step after the last committed one."""
         start = max(self.committed + 1, INITIAL_STEP)
         state = self.states.of(task, start) if task in self.shape.worker_ids() else b""
-        return View(self.job, self._number, members, start, state, self.beginning.checkpoint)
+        view = View(self.job, self._number, members, start, state, self.beginning.checkpoint)
+        if self.servers is None:
+            return view
+        return replace(view, shards=self.servers.placement.shards, decisions=self.servers.decisions)
 
     # -- running --
 
     def _on_applied(self, peer: TaskId, message: Applied, now: float) -> list[Effect]:
-        if peer not in self._applied:
+        if peer not in self._applied or (self.servers is not None and message.view != self._number):
             return []
         if message.step <= self.committed:
             known: list[Effect] = [Send(peer, self._commit_for(peer))]
@@ -197,7 +216,10 @@ class RunningJob:
         self.saving.begin(version, states, now)
 
     def _tell_homes(self) -> list[Effect]:
-        return [Send(task, self._commit_for(task)) for task in self.shape.homes]
+        return [Send(task, self._commit_for(task)) for task in self._homes()]
+
+    def _homes(self) -> tuple[TaskId, ...]:
+        return self.shape.homes if self.servers is None else self.servers.homes
 
     def _commit_for(self, server: TaskId) -> Commit:
         save = self.saving.version == self.committed + 1 and self.saving.lacks(server)
@@ -218,7 +240,7 @@ class RunningJob:
         if total is None:
             return []
         self._journal.record(now, Happening.MEASURED, total.step)
-        told = [*self.shape.homes, *(task for task in self.losses.active() if not self.losses.is_away(task))]
+        told = [*self._homes(), *(task for task in self.losses.active() if not self.losses.is_away(task))]
         return [Send(task, total) for task in told]
 
     def _measuring_homes(self) -> list[TaskId]:
@@ -242,7 +264,7 @@ class RunningJob:
             if task.index not in here:
                 self.dropped[task] = self.dropped.get(task, 0) + 1
                 self._journal.record(now, Happening.DROPPED, seal.step, peer=task, cause="not among the first to seal")
-        return [Send(task, self.decision) for task in self.shape.homes]
+        return [Send(task, self.decision) for task in self._homes()]
 
     def _on_done(self, peer: TaskId, message: Done, now: float) -> list[Effect]:
         self._done[peer] = message.steps
@@ -298,11 +320,26 @@ class RunningJob:
             if self.phase is JobPhase.FORMING:
                 self._joined.pop(task, None)
                 return []
+            if self.servers is not None and task in self.shape.homes:
+                return self._lose_server(task, reason, now)
             if task in self.shape.homes:
                 again = not reason.refuses_to_return
                 return self._finish(End(False, str(task), self._steps_seen(), reason, again=again), now)
             return self._lose_worker(task, reason, now)
         return self._finish_badly(task, self._steps_seen(), reason, now)
+
+    def _lose_server(self, task: TaskId, reason: Reason, now: float) -> list[Effect]:
+        """Its second home takes over, in a new view; if that one is lost too, the checkpoint, or the end."""
+        assert self.servers is not None
+        if task not in self._joined:
+            return []  # another task has told of it
+        self._journal.record(now, Happening.LOST, self._steps_seen(), peer=task, cause=reason.text)
+        life = self._joined.pop(task).incarnation
+        if self.servers.lose(task, life):
+            return self._new_view(now) + self._end_if_possible(now)
+        again = self.rules.returns and not reason.refuses_to_return
+        reason = reason.worded(phrases.both_homes_lost(task))
+        return self._finish(End(False, str(task), self._steps_seen(), reason, again=again), now)
 
     def _is_not_missed(self, task: TaskId) -> bool:
         """It has done all its work. Where it holds buckets too, the others may still need its last ones, and the last
@@ -370,7 +407,7 @@ class RunningJob:
         if not self.leavers.note(peer, incarnation, now):
             return []
         told: list[Effect] = [Send(task, Left(str(peer), departure)) for task in self._present() if task != peer]
-        if peer == self.shape.coordinator:
+        if peer == self.here:
             return told + self._shut_down(now)
         return told + self._let_go([(peer, incarnation)], now) if self.phase is JobPhase.FORMING else told
 
@@ -403,7 +440,7 @@ class RunningJob:
             text = phrases.saved_before_the_end(text, self.saving.last)
         elif self.rules.saves:
             text = phrases.not_saved_before_the_end(text)
-        reason, coordinator = Reason(Cause.STOPPED, text), str(self.shape.coordinator)
+        reason, coordinator = Reason(Cause.STOPPED, text), str(self.here)
         return self._finish(End(False, coordinator, self._steps_seen(), reason, departure=Departure.SIGTERM), now)
 
     def _on_tick_of_leavers(self, now: float) -> list[Effect]:

@@ -45,6 +45,18 @@ class Saving:
             return False
         return True
 
+    def change_savers(self, savers: tuple[TaskId, ...], now: float) -> bool:
+        """Other servers hold the shards now. What the former ones have begun to save is not a whole checkpoint; if
+        there is such a thing, another version is owed."""
+        if savers == self._savers:
+            return False
+        self._savers = savers
+        if self.version is None:
+            return False
+        self.version, self._states, self.repeat_at = None, (), None
+        self.owe(now)
+        return True
+
     def owe(self, now: float) -> None:
         """Save the next version that is committed, no matter when the last one was saved."""
         self._owed_at = now

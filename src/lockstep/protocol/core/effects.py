@@ -66,6 +66,34 @@ class SendVersion:
 
 
 @dataclass(frozen=True, slots=True)
+class SendMean:
+    """Start the transfer of the mean that was kept, to the second home of its bucket."""
+
+    peer: TaskId
+    step: Step
+    bucket: BucketId
+    ticket: Ticket
+
+
+@dataclass(frozen=True, slots=True)
+class CopyBucket:
+    """Send a second home that is new this bucket as it is, before the next update, as ``BucketCopy`` messages."""
+
+    peer: TaskId
+    bucket: BucketId
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class TakeBucket:
+    """This bucket and its optimizer's state are what its home has copied; ``BucketTaken`` follows."""
+
+    bucket: BucketId
+    version: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Prepare:
     """Make the plan for this layout and allocate its memory; ``Prepared`` follows."""
 
@@ -102,6 +130,10 @@ class Apply:
     """The mean is multiplied by this: it is clipped by its norm. 1: it is not."""
     limit: float = math.inf
     """The mean is clipped to this value, element by element."""
+    hands_on: bool = False
+    """The mean, as it is applied, is kept where it can be handed on; ``MeanMade`` comes before ``BucketApplied``."""
+    digests: bool = False
+    """``BucketApplied`` carries a digest of what was made, for both homes to compare."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,16 +210,24 @@ class BecameMember:
 
 @dataclass(frozen=True, slots=True)
 class ViewChanged:
-    """A member has a new incarnation: these are the members now."""
+    """A member has a new incarnation, or a server is lost: these are the members now.
+
+    ``has_replica``: with second homes, whether the loss of any one server would be survived.
+    """
 
     members: tuple[Member, ...]
+    has_replica: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class SaveShard:
-    """Keep version ``version`` of the whole shard, before the next update, and write it; ``ShardSaved`` follows."""
+    """Keep version ``version`` of these buckets, before the next update, and write it; ``ShardSaved`` follows.
+
+    A rank saves what its program has, and names no buckets.
+    """
 
     version: int
+    buckets: tuple[BucketId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +284,9 @@ Effect = (
     | SendPull
     | SendGradient
     | SendVersion
+    | SendMean
+    | CopyBucket
+    | TakeBucket
     | Prepare
     | GrantRegion
     | Apply

@@ -87,10 +87,12 @@ class VersionArrived:
 
 
 class TensorKind(StrEnum):
-    """The two kinds of tensors that travel; a task with both roles sends both, also to the same peer."""
+    """The kinds of tensors that travel; a task with both roles sends both, also to the same peer."""
 
     GRADIENT = "gradient"
     VERSION = "version"
+    MEAN = "mean"
+    """From home to second home."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,25 @@ class TransferEnded:
     bucket: BucketId
     kind: TensorKind
     ok: bool
+
+
+@dataclass(frozen=True, slots=True)
+class MeanMade:
+    """The mean of ``bucket`` in ``step`` is in the memory that it is handed on from; the version follows."""
+
+    bucket: BucketId
+    step: Step
+
+
+@dataclass(frozen=True, slots=True)
+class MeanArrived:
+    """The home of ``bucket`` has handed on a mean; the task keeps its bytes under the number ``arrival``."""
+
+    peer: TaskId
+    incarnation: Incarnation
+    step: Step
+    bucket: BucketId
+    arrival: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +221,15 @@ class BucketApplied:
 
     bucket: BucketId
     step: Step
+    digest: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BucketTaken:
+    """The store has this version of ``bucket`` as its home copied it."""
+
+    bucket: BucketId
+    version: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,6 +284,8 @@ Event = (
     | Received
     | GradientArrived
     | VersionArrived
+    | MeanMade
+    | MeanArrived
     | TransferEnded
     | Prepared
     | StepBegun
@@ -266,6 +298,7 @@ Event = (
     | CheckpointWritten
     | Finished
     | BucketApplied
+    | BucketTaken
     | BucketMeasured
     | Broken
     | Searched

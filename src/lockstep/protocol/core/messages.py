@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from lockstep.protocol.core.causes import NO_REASON, Reason, ReportKind
 from lockstep.protocol.core.ids import INITIAL_STEP, BucketId, Incarnation, JobId, Step
+from lockstep.protocol.core.placement import Homes
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,8 @@ class Description:
     """The task received this signal (``leaving.Departure``), as far as its monitor or the task knows; 0: none."""
     printed_seconds: float = 0.0
     """How long ago the task printed a whole report; 0: it has not. Tasks that have no link to it ask for this."""
+    former: Incarnation = 0
+    """The incarnation before the one that its monitor has started since: it is over, whatever the next one does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +113,9 @@ class View:
     The rest is for the receiver: the step it starts with (``INITIAL_STEP``: the chief brings the initial parameters),
     the small local state that a worker had before that step (empty: as the model was built), and the checkpoint that
     the servers start with (empty: none).
+
+    ``shards`` and ``decisions`` (one): where the shards of the plan, and the coordinator's decisions, live in this
+    view; empty where servers have no second homes.
     """
 
     job: JobId
@@ -118,6 +124,8 @@ class View:
     start: Step = INITIAL_STEP
     state: bytes = b""
     checkpoint: str = ""
+    shards: tuple[Homes, ...] = ()
+    decisions: tuple[Homes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,10 +191,14 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Server to worker: step ``step`` is open, send me your gradients; I have those of ``have`` already."""
+    """Server to worker: step ``step`` is open, send me your gradients; I have those of ``have`` already.
+
+    ``view``: the one in which the server's buckets are those that it speaks of (with second homes).
+    """
 
     step: Step
     have: tuple[BucketId, ...]
+    view: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -382,9 +394,64 @@ class CallComplete:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """Server to coordinator: all my buckets are at version ``step + 1``."""
+    """Server to coordinator: all my buckets are at version ``step + 1``; with second homes: all that are mine in this
+    view, and these hold them."""
 
     step: Step
+    view: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class HandOn:
+    """Home to second home: all that made version ``step + 1`` of ``bucket`` out of version ``step``, except the mean
+    itself, which travels as a tensor (``mean``: there is one). The mean is clipped already. ``values``: it is not a
+    gradient but the values themselves."""
+
+    step: Step
+    bucket: BucketId
+    mean: bool
+    rates: tuple[GroupRates, ...] = ()
+    without: tuple[int, ...] = ()
+    values: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """Second home to home: I have made this version of this bucket of what you handed on, or have it as you copied it.
+
+    ``digest``: of it and of its optimizer's state, in the steps in which both homes compare them.
+    """
+
+    bucket: BucketId
+    version: int
+    digest: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BucketCopy:
+    """Home to a second home that is new: a part, from ``offset``, of a bucket as it is, with its optimizer's state."""
+
+    bucket: BucketId
+    version: int
+    offset: int
+    total: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SecondWhole:
+    """Home to coordinator: in this view, the second home of this shard has all that I have, and I wait for it now."""
+
+    shard: int
+    view: int
+
+
+@dataclass(frozen=True, slots=True)
+class Coordinates:
+    """Coordinator to a task that is no member: server number ``home`` coordinates this job, since view ``view``."""
+
+    home: int
+    view: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -468,6 +535,44 @@ class End:
 
 
 @dataclass(frozen=True, slots=True)
+class StateBefore:
+    """What a worker takes into the step after the committed one; ``stuck`` as in ``LocalState``."""
+
+    task: str
+    data: bytes
+    stuck: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """Coordinator to its deputy, with second homes: all that it has decided. Nothing follows from a decision before
+    the deputy holds it.
+
+    ``view``, ``shards``, ``decisions``: as in ``View``. ``joins``: of the members, where they have changed since the
+    last resolution that the deputy holds; empty otherwise. ``step``: the committed one. ``ends``: the end of the job,
+    once it is decided.
+    """
+
+    job: JobId
+    number: int
+    view: int
+    shards: tuple[Homes, ...]
+    decisions: tuple[Homes, ...]
+    joins: tuple[Join, ...]
+    step: Step
+    states: tuple[StateBefore, ...]
+    checkpoint: str
+    ends: tuple[End, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ResolutionHeld:
+    """Deputy to coordinator: I hold the resolution of this number."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class Leaving:
     """Any task to the coordinator: I received this signal (``leaving.Departure``) and am leaving."""
 
@@ -544,6 +649,13 @@ Message = (
     | CallComplete
     | PartialNorm
     | TotalNorm
+    | HandOn
+    | Holding
+    | Resolution
+    | ResolutionHeld
+    | BucketCopy
+    | SecondWhole
+    | Coordinates
 )
 
 
@@ -574,4 +686,12 @@ class VersionNote:
     bucket: BucketId
 
 
-Note = GradientNote | VersionNote
+@dataclass(frozen=True, slots=True)
+class MeanNote:
+    """Travels with the mean of a bucket, from its home to its second home, and arrives only after all its bytes."""
+
+    step: Step
+    bucket: BucketId
+
+
+Note = GradientNote | VersionNote | MeanNote

@@ -15,18 +15,22 @@ from lockstep.protocol.core.ids import Role, TaskId
 from lockstep.protocol.core.messages import (
     Answer,
     Applied,
+    BucketCopy,
     CallComplete,
     CallMade,
     CallOpen,
     Commit,
     Contributors,
+    Coordinates,
     Description,
     Done,
     End,
     Failed,
     Grant,
+    HandOn,
     Heartbeat,
     Hello,
+    Holding,
     Join,
     Layout,
     Leaving,
@@ -42,9 +46,12 @@ from lockstep.protocol.core.messages import (
     Rates,
     Refused,
     Report,
+    Resolution,
+    ResolutionHeld,
     Roster,
     Saved,
     Seal,
+    SecondWhole,
     TotalNorm,
     View,
 )
@@ -65,12 +72,29 @@ class Speaker(Enum):
 SPEAKERS: Final = MappingProxyType[type[Message], Speaker](
     {
         **dict.fromkeys(
-            (Commit, Contributors, End, Left, Printed, Refused, Report, Roster, TotalNorm, View), Speaker.COORDINATOR
+            (Commit, Contributors, End, Left, Printed, Refused, Report, Resolution, Roster, TotalNorm, View),
+            Speaker.COORDINATOR,
         ),
         **dict.fromkeys((CallComplete, CallOpen), Speaker.COORDINATOR),
         # Of the rates of all workers, servers take the chief's (``ServerMachine._on_rates``).
         **dict.fromkeys((CallMade, Done, Layout, LocalState, Pull, Question, Rates, Seal), Speaker.WORKER),
-        **dict.fromkeys((Answer, Applied, Grant, Open, PartialNorm, Saved), Speaker.HOME),
+        **dict.fromkeys(
+            (
+                Answer,
+                Applied,
+                BucketCopy,
+                Coordinates,
+                Grant,
+                HandOn,
+                Holding,
+                Open,
+                PartialNorm,
+                ResolutionHeld,
+                Saved,
+            ),
+            Speaker.HOME,
+        ),
+        SecondWhole: Speaker.HOME,
         **dict.fromkeys((Failed, Heartbeat, Join, Leaving, Lost), Speaker.ANY),
         **dict.fromkeys((Description, Hello), Speaker.NOBODY),
     }

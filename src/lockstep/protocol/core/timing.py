@@ -34,6 +34,9 @@ RESEND_SECONDS: Final = 10.0
 Long on purpose: on a slow link the bytes may still be on their way, and sending them twice makes it slower."""
 STALE_ROSTER_SECONDS: Final = 5 * REPEAT_SECONDS
 """The coordinator reports every two seconds who is missing. If it is silent this long, it is itself the problem."""
+HEADLESS_SECONDS: Final = 15 * REPEAT_SECONDS
+"""How long a task waits for the coordinator's deputy, once the coordinator has provably ended. The deputy needs the
+same proof, and may get it later."""
 QUESTION_SECONDS: Final = 5 * REPEAT_SECONDS
 """Longer than for other requests: an answer can carry megabytes, and asking again sends them again."""
 CALL_SECONDS: Final = 1.0
@@ -315,6 +318,7 @@ def _requests() -> _Rules:
         ("an answer is asked for several times before it is sent again", RESEND_SECONDS >= 3 * REPEAT_SECONDS),
         ("a tensor counts as missing before it is sent again", SENT_SECONDS < RESEND_SECONDS),
         ("a roster is stale only after several that did not come", STALE_ROSTER_SECONDS >= 3 * REPEAT_SECONDS),
+        ("a deputy has time to find out that the coordinator has ended", HEADLESS_SECONDS > 2 * GONE_SECONDS),
         ("a question is more patient than a request", QUESTION_SECONDS > REPEAT_SECONDS),
         ("a checkpoint is not tried again with each request", SAVE_AGAIN_SECONDS > REPEAT_SECONDS),
         ("a checkpoint is tried again before the job counts as stalled", SAVE_AGAIN_SECONDS < STALL_AFTER_SECONDS),

@@ -42,6 +42,8 @@ class WaitKind(StrEnum):
     """A worker that has not come to a call that all workers make."""
     CALLER = "caller"
     """The same, as the coordinator has it, for which nobody waits there."""
+    HOLDING = "holding"
+    """The second home of a bucket, which has not made what was handed on to it."""
     END = "end"
     """The end of the job."""
     OTHER = "other"

@@ -20,8 +20,8 @@ from lockstep.protocol.core.causes import Cause, Reason
 from lockstep.protocol.core.ids import INITIAL_STEP, ClusterShape, Incarnation, Role, Step, TaskId, server
 from lockstep.protocol.core.machine import advance
 from lockstep.protocol.core.messages import End, LocalState
+from lockstep.protocol.core.placement import Placement
 from lockstep.protocol.replication.decisions import HeldDecisions
-from lockstep.protocol.replication.placement import Placement
 from lockstep.protocol.replication.replica_events import ReplicaEffect, Say
 from lockstep.protocol.replication.replica_messages import DecisionRecord, Stamped, StepCommitted, ViewOf
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from lockstep.protocol.core.ids import BucketId, Incarnation, Step, TaskId
 from lockstep.protocol.core.messages import Done, End, GroupRates, LocalState
-from lockstep.protocol.replication.placement import Placement
+from lockstep.protocol.core.placement import Placement
 
 Members = tuple[tuple[TaskId, Incarnation], ...]
 States = tuple[tuple[TaskId, bytes], ...]

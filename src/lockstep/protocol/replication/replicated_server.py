@@ -15,9 +15,9 @@ from lockstep.protocol.core.causes import Cause, Reason
 from lockstep.protocol.core.events import LinkLost, LinkUp, PeerGone, Tick
 from lockstep.protocol.core.ids import INITIAL_STEP, BucketId, ClusterShape, Incarnation, Step, TaskId, server
 from lockstep.protocol.core.messages import Done, End, LocalState
+from lockstep.protocol.core.placement import Placement
 from lockstep.protocol.core.waits import Wait, WaitKind
 from lockstep.protocol.replication.coordination import Coordination
-from lockstep.protocol.replication.placement import Placement
 from lockstep.protocol.replication.replica_events import (
     CopyMade,
     MakeVersion,

@@ -22,7 +22,7 @@ from types import MappingProxyType
 
 from lockstep.protocol.core.ids import CHIEF, INITIAL_STEP, BucketId, Incarnation, Step, TaskId
 from lockstep.protocol.core.machine import advance
-from lockstep.protocol.replication.placement import Homes
+from lockstep.protocol.core.placement import Homes
 from lockstep.protocol.replication.replica_events import MakeVersion, ReplicaEffect, SendCopy, VersionMade
 from lockstep.protocol.replication.replica_messages import UpdateFacts, UpdateOf
 from lockstep.protocol.replication.speech import Speech

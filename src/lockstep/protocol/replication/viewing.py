@@ -5,7 +5,7 @@ from __future__ import annotations
 from lockstep.protocol import phrases
 from lockstep.protocol.core.causes import Cause, Reason
 from lockstep.protocol.core.ids import Incarnation, TaskId
-from lockstep.protocol.replication.placement import Placement
+from lockstep.protocol.core.placement import Placement
 from lockstep.protocol.replication.replica_events import MessageHeard, ReplicaEffect, Say, TaskEnds
 from lockstep.protocol.replication.replica_messages import Entering, Follow, InView, Stamped, ViewOf
 from lockstep.protocol.replication.speech import Speech

@@ -15,6 +15,7 @@ class ServedBucketState(StrEnum):
     COLLECTING = "collecting"
     COMPLETE = "complete"
     APPLYING = "applying"
+    HANDED_ON = "handed on"
 
 
 class ServedBucketTrigger(StrEnum):
@@ -22,6 +23,8 @@ class ServedBucketTrigger(StrEnum):
     REOPEN = "a gradient is missing again"
     APPLY = "applying began"
     APPLIED = "next version made"
+    HAND_ON = "made here, and not yet at the second home"
+    HELD = "the second home has it too"
 
 
 SERVED_BUCKET_TRANSITIONS: Mapping[tuple[ServedBucketState, ServedBucketTrigger], ServedBucketState] = MappingProxyType(
@@ -30,6 +33,8 @@ SERVED_BUCKET_TRANSITIONS: Mapping[tuple[ServedBucketState, ServedBucketTrigger]
         (ServedBucketState.COMPLETE, ServedBucketTrigger.REOPEN): ServedBucketState.COLLECTING,
         (ServedBucketState.COMPLETE, ServedBucketTrigger.APPLY): ServedBucketState.APPLYING,
         (ServedBucketState.APPLYING, ServedBucketTrigger.APPLIED): ServedBucketState.COLLECTING,
+        (ServedBucketState.APPLYING, ServedBucketTrigger.HAND_ON): ServedBucketState.HANDED_ON,
+        (ServedBucketState.HANDED_ON, ServedBucketTrigger.HELD): ServedBucketState.COLLECTING,
     }
 )
 
@@ -71,6 +76,11 @@ class Ledger:
     version: int = INITIAL_STEP
     state: ServedBucketState = ServedBucketState.COLLECTING
     arrived: dict[TaskId, Arrival] = field(default_factory=dict)
+
+    @property
+    def is_closed(self) -> bool:
+        """Its next version is made of what has arrived, or was made and is not known yet."""
+        return self.state in (ServedBucketState.APPLYING, ServedBucketState.HANDED_ON)
 
     def slot_of(self, version: int) -> int:
         return version % 2

@@ -136,7 +136,7 @@ class MeasuringShard(Shard):
             return []
         if self._norm.state is StepNormState.DECIDED and self._norm.step == step:
             return self._waits_for_final_seals(step)
-        coordinator, due = self.shape.coordinator, self._repeat_at or self._clipped_at
+        coordinator, due = self.coordinator, self._repeat_at or self._clipped_at
         if self._norm.state is StepNormState.TOLD and self._norm.step == step:
             state = phrases.norm_measured_here()
             return [Wait(self.task, coordinator, WaitKind.NORM, step, self._norm.since, due, state)]

@@ -61,7 +61,7 @@ from lockstep.protocol.core.messages import (
     Seal,
     TotalNorm,
 )
-from lockstep.protocol.core.plan import first_difference, first_untrained_difference
+from lockstep.protocol.core.plan import Plan, first_difference, first_untrained_difference
 from lockstep.protocol.core.timing import REPEAT_SECONDS
 from lockstep.protocol.server.ledger import (
     NO_GRADIENT,
@@ -165,7 +165,7 @@ class ServerMachine(MeasuringShard):
 
     def _on_link_up(self, event: LinkUp, now: float) -> list[Effect]:
         effects: list[Effect] = []
-        if event.peer == self.shape.coordinator:
+        if event.peer == self.coordinator:
             self._coordinator = event.incarnation
             effects += self._say_what_is_unheard(now)
         side = self._workers.get(event.peer)
@@ -191,7 +191,7 @@ class ServerMachine(MeasuringShard):
 
     def _take_out(self, ledger: Ledger, sender: TaskId) -> list[Effect]:
         """What this sender delivered no longer counts."""
-        if ledger.state is ServedBucketState.APPLYING or sender not in ledger.arrived:
+        if ledger.is_closed or sender not in ledger.arrived:
             return []
         effects = self._give_back(ledger, sender)
         del ledger.arrived[sender]
@@ -221,7 +221,7 @@ class ServerMachine(MeasuringShard):
         assert self._layout is not None
         self._prepared = True
         start = self._layout.start
-        self._ledgers = {b.id: Ledger(b.id, [0] * self.slots, start) for b in event.plan.buckets_of(self.task.index)}
+        self._ledgers = {bucket: Ledger(bucket, [0] * self.slots, start) for bucket in self._own_buckets(event.plan)}
         if start > INITIAL_STEP:
             # The shard comes from a checkpoint: every task knows what happened before.
             self.step, self.committed, self._applied = start, start - 1, start - 1
@@ -234,6 +234,9 @@ class ServerMachine(MeasuringShard):
             self._applied = NOTHING_TO_APPLY
             effects += self._say_what_is_unheard(now)
         return effects
+
+    def _own_buckets(self, plan: Plan) -> tuple[BucketId, ...]:
+        return tuple(bucket.id for bucket in plan.buckets_of(self.task.index))
 
     def _admit(self, side: WorkerSide, now: float) -> list[Effect]:
         """This worker's model matches the chief's: give it memory and send it the open step."""
@@ -299,7 +302,7 @@ class ServerMachine(MeasuringShard):
             return f"of step {event.step}; this bucket is in step {ledger.version}"
         if not self.contributes(event.peer, event.step):
             return "does not contribute to this step"
-        if ledger.state is ServedBucketState.APPLYING:
+        if ledger.is_closed:
             return "a duplicate; the step is being applied"
         known = ledger.arrived.get(event.peer)
         if known is not None and known.edition >= event.edition:
@@ -326,7 +329,7 @@ class ServerMachine(MeasuringShard):
         if not self.contributes(side.id, seal.step):
             return effects
         for ledger in self._ledgers.values():
-            if ledger.version == seal.step and ledger.state is not ServedBucketState.APPLYING:
+            if ledger.version == seal.step and not ledger.is_closed:
                 effects += self._keep_only_sealed(ledger, side)
         return effects + self._measure_if_asked(now) + self._apply_all_possible(now)
 
@@ -366,7 +369,7 @@ class ServerMachine(MeasuringShard):
         return effects
 
     def _apply_if_possible(self, ledger: Ledger, now: float) -> list[Effect]:
-        if ledger.state is ServedBucketState.APPLYING:
+        if ledger.is_closed:
             return []
         step = ledger.version
         if not self._decided(step):
@@ -409,7 +412,7 @@ class ServerMachine(MeasuringShard):
     # -- who contributes, where not all workers do --
 
     def _on_contributors(self, event: Received, message: Contributors, now: float) -> list[Effect]:
-        ours = (self.shape.coordinator, self._coordinator)
+        ours = (self.coordinator, self._coordinator)
         if (event.peer, event.incarnation) != ours or message.step in self._fixed or message.step < self.step:
             return []
         members = tuple(worker(index) for index in message.workers)
@@ -442,11 +445,14 @@ class ServerMachine(MeasuringShard):
         return not asking and self._as_sealed(ledger) and self._scale_is_known(step)
 
     def _on_bucket_applied(self, event: BucketApplied, now: float) -> list[Effect]:
-        ledger = self._ledgers[event.bucket]
-        ledger.state = advance(SERVED_BUCKET_TRANSITIONS, ledger.state, ServedBucketTrigger.APPLIED)
-        ledger.version = event.step + 1
+        return self._make_known(self._ledgers[event.bucket], ServedBucketTrigger.APPLIED, now)
+
+    def _make_known(self, ledger: Ledger, trigger: ServedBucketTrigger, now: float) -> list[Effect]:
+        """The next version of a bucket may be had by everybody."""
+        ledger.state = advance(SERVED_BUCKET_TRANSITIONS, ledger.state, trigger)
+        ledger.version += 1
         ledger.arrived.clear()
-        self._journal.record(now, Happening.PRODUCED, ledger.version, event.bucket)
+        self._journal.record(now, Happening.PRODUCED, ledger.version, ledger.bucket)
         effects: list[Effect] = []
         for side in self._workers.values():
             effects += self._deliver(side, ledger, now)
@@ -456,8 +462,7 @@ class ServerMachine(MeasuringShard):
         if any(ledger.version <= self.step for ledger in self._ledgers.values()):
             return []
         self._applied, self._applied_at = self.step, now
-        self._rates.pop(self.step, None)
-        self._fixed.pop(self.step, None)
+        self._forget_step(self.step)
         self.step += 1
         effects = self._say_what_is_unheard(now)
         for side in self._workers.values():
@@ -466,6 +471,11 @@ class ServerMachine(MeasuringShard):
                 effects.append(self._open(side, now))
         return effects
 
+    def _forget_step(self, step: Step) -> None:
+        """This step is made, and nothing that was said of it is needed any more."""
+        self._rates.pop(step, None)
+        self._fixed.pop(step, None)
+
     def _on_transfer_ended(self, event: TransferEnded, now: float) -> list[Effect]:
         ledger = self._transfer_over(event, now)
         return [] if ledger is None else self._apply_if_possible(ledger, now)
@@ -473,14 +483,14 @@ class ServerMachine(MeasuringShard):
     # -- the coordinator --
 
     def _on_total_norm(self, event: Received, total: TotalNorm, now: float) -> list[Effect]:
-        ours = (self.shape.coordinator, self._coordinator)
+        ours = (self.coordinator, self._coordinator)
         if (event.peer, event.incarnation) != ours or not self._norm.decide(total):
             return []
         self._journal.record(now, Happening.MEASURED, total.step, peer=event.peer)
         return self._apply_all_possible(now)
 
     def _on_commit(self, event: Received, commit: Commit, now: float) -> list[Effect]:
-        ours = (self.shape.coordinator, self._coordinator)
+        ours = (self.coordinator, self._coordinator)
         if (event.peer, event.incarnation) != ours:
             return []
         # Before anything is applied to the version that is to be saved, or reduced over the wrong workers.

@@ -26,6 +26,8 @@ class Shard:
     def __init__(self, task: TaskId, shape: ClusterShape, journal: Journal, aggregate: int | None = None) -> None:
         self.task = task
         self.shape = shape
+        self.coordinator = shape.coordinator
+        """The task that coordinates; with second homes it may change."""
         self.aggregate = aggregate
         self.step: Step = INITIAL_STEP
         """The step that this shard is open for: all its buckets are at this version or beyond."""
@@ -132,9 +134,7 @@ class Shard:
         if version == ledger.version:
             return version > INITIAL_STEP
         # The version before stays readable in its slot until the next update may overwrite it.
-        return (
-            version == ledger.version - 1 and version > INITIAL_STEP and ledger.state is not ServedBucketState.APPLYING
-        )
+        return version == ledger.version - 1 and version > INITIAL_STEP and not ledger.is_closed
 
     def _transfer_over(self, event: TransferEnded, now: float) -> Ledger | None:
         """A reader of a slot is gone; returns the bucket it read, if it counted as a reader."""
@@ -182,7 +182,7 @@ class Shard:
     def _say_what_is_unheard(self, now: float) -> list[Effect]:
         unheard = self._unheard()
         self._repeat_at = now + REPEAT_SECONDS if unheard else None
-        return [Send(self.shape.coordinator, message) for message in unheard]
+        return [Send(self.coordinator, message) for message in unheard]
 
     # -- checkpoints --
 
@@ -190,17 +190,17 @@ class Shard:
         """Save each version once; a repeated request is answered with the result."""
         if version <= self._save_version:
             known = self._saved is not None and self._saved.version == version
-            return [Send(self.shape.coordinator, self._saved)] if known and self._saved is not None else []
+            return [Send(self.coordinator, self._saved)] if known and self._saved is not None else []
         self._save_version = version
-        late = [b for b in self._ledgers.values() if b.version != version or b.state is ServedBucketState.APPLYING]
+        late = [b for b in self._ledgers.values() if b.version != version or b.is_closed]
         if late:
             self._saved = Saved(version, "", 0, "", phrases.bucket_is_past(late[0].bucket, late[0].version))
-            return [Send(self.shape.coordinator, self._saved)]
-        return [SaveShard(version)]
+            return [Send(self.coordinator, self._saved)]
+        return [SaveShard(version, tuple(self._ledgers))]
 
     def _on_shard_saved(self, event: ShardSaved) -> list[Effect]:
         self._saved = event.saved
-        return [Send(self.shape.coordinator, event.saved)]
+        return [Send(self.coordinator, event.saved)]
 
     def _break(self, culprit: TaskId, reason: Reason, now: float) -> list[Effect]:
         if self._failure is not None:
@@ -240,7 +240,7 @@ class Shard:
             found.append(Wait(self.task, side.id, kind, step, side.since, side.repeat_at, state, key, owed[0]))
         if self._applied_at is not None:
             step, due, state = self.step - 1, self._applied_at + REPEAT_SECONDS, phrases.applied_here_only()
-            found.append(Wait(self.task, self.shape.coordinator, WaitKind.COMMIT, step, self._applied_at, due, state))
+            found.append(Wait(self.task, self.coordinator, WaitKind.COMMIT, step, self._applied_at, due, state))
         return found
 
     def snapshot(self) -> dict[str, object]:

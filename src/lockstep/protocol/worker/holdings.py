@@ -39,6 +39,7 @@ class HeldBucketTrigger(StrEnum):
     START = "transfer started"
     FAIL = "transfer or link failed"
     CONFIRM = "server has it"
+    REHOME = "its server is lost, and another has its bucket"
 
 
 HELD_BUCKET_TRANSITIONS: Mapping[tuple[HeldBucketState, HeldBucketTrigger], HeldBucketState] = MappingProxyType(
@@ -63,6 +64,9 @@ HELD_BUCKET_TRANSITIONS: Mapping[tuple[HeldBucketState, HeldBucketTrigger], Held
         (HeldBucketState.OFFERED, HeldBucketTrigger.FAIL): HeldBucketState.PRODUCED,
         (HeldBucketState.OFFERED, HeldBucketTrigger.CONFIRM): HeldBucketState.CONFIRMED,
         (HeldBucketState.OFFERED, HeldBucketTrigger.ARRIVE): HeldBucketState.HELD,
+        # What a server had is lost with it, unless its second home has the next version.
+        (HeldBucketState.CONFIRMED, HeldBucketTrigger.REHOME): HeldBucketState.PRODUCED,
+        (HeldBucketState.OFFERED, HeldBucketTrigger.REHOME): HeldBucketState.PRODUCED,
         (HeldBucketState.CONFIRMED, HeldBucketTrigger.PRODUCE): HeldBucketState.PRODUCED,
         (HeldBucketState.CONFIRMED, HeldBucketTrigger.ARRIVE): HeldBucketState.HELD,
     }
@@ -75,12 +79,17 @@ class HeldBucket:
 
     id: BucketId
     server: TaskId
+    """Its home."""
     state: HeldBucketState = HeldBucketState.WANTED
     version: int = INITIAL_STEP
     edition: int = -1
     busy: bool = False
     offered_at: float = 0.0
     offers: int = 0
+    shard: int = 0
+    """The number of its home in the plan; with second homes, its home may be another server."""
+    absent: bool = False
+    """It was sealed without a gradient in this step."""
 
 
 @dataclass(slots=True)

@@ -19,7 +19,7 @@ class NormQuestions:
     def __init__(self, coordinator: TaskId) -> None:
         self.number = 0
         """How often it has asked in this step."""
-        self._coordinator = coordinator
+        self.coordinator = coordinator
         self._asked: Seal | None = None
         self._since = 0.0
         self._repeat_at = 0.0
@@ -40,7 +40,7 @@ class NormQuestions:
         if self._asked is None:
             return []
         self._repeat_at = now + REPEAT_SECONDS
-        return [Send(self._coordinator, self._asked)]
+        return [Send(self.coordinator, self._asked)]
 
     def on_tick(self, now: float) -> list[Effect]:
         return self.on_link_up(now) if self._asked is not None and now >= self._repeat_at else []
@@ -54,7 +54,7 @@ class NormQuestions:
         return [
             Wait(
                 task,
-                self._coordinator,
+                self.coordinator,
                 WaitKind.NORM,
                 self._asked.step,
                 self._since,

@@ -49,6 +49,7 @@ from lockstep.protocol.core.messages import (
     Rates,
     Seal,
     TotalNorm,
+    View,
 )
 from lockstep.protocol.core.plan import Plan
 from lockstep.protocol.core.timing import REPEAT_SECONDS, RESEND_SECONDS
@@ -103,6 +104,10 @@ class WorkerMachine:
         self._newest_state: bytes | None = None
         self._states: dict[Step, LocalState] = {}
         """Local states that the coordinator has not confirmed."""
+        self._view = 0
+        """The number of the view that names the homes of the shards, where they have second homes."""
+        self._shards: tuple[TaskId, ...] = self._homes
+        """The home of each shard of the plan."""
 
     # -- the door --
 
@@ -114,6 +119,8 @@ class WorkerMachine:
                 return self._on_version_arrived(event, now)
             case TransferEnded(kind=TensorKind.GRADIENT):
                 return self._on_transfer_ended(event, now)
+            case Received(message=View() as view):
+                return self._on_view(view, now)
             case Received():
                 return self._on_received(event, now)
             case StepBegun():
@@ -154,7 +161,7 @@ class WorkerMachine:
 
     def _adopt(self, plan: Plan) -> None:
         for bucket in plan.buckets:
-            mine = HeldBucket(bucket.id, self._homes[bucket.server])
+            mine = HeldBucket(bucket.id, self._shards[bucket.server], shard=bucket.server)
             self._buckets.append(mine)
             self._servers[mine.server].buckets.append(mine)
 
@@ -167,7 +174,7 @@ class WorkerMachine:
         self._seal.clear()
         self.norms.number = 0
         for bucket in self._buckets:
-            bucket.edition = -1
+            bucket.edition, bucket.absent = -1, False
         effects: list[Effect] = []
         if event.rates:
             effects += self._send_rates(event.rates)
@@ -202,7 +209,8 @@ class WorkerMachine:
         if event.asks:
             return self._ask_norm(event, absent, now)
         for bucket in self._buckets:
-            if bucket.id in absent and bucket.version == event.step:
+            bucket.absent = bucket.id in absent
+            if bucket.absent and bucket.version == event.step:
                 self._refuse_change(bucket, "taken back")
                 bucket.state = advance(HELD_BUCKET_TRANSITIONS, bucket.state, HeldBucketTrigger.SKIP)
         if self.norms.number and not any(clip.by_norm for clip in event.clip):
@@ -244,11 +252,13 @@ class WorkerMachine:
 
     def _send_seals(self, event: Sealed, absent: set[BucketId]) -> list[Effect]:
         for peer in self._servers.values():
+            # Where a server may become the home of any bucket, it must know of all.
+            concerned = self._buckets if self._view else peer.buckets
             self._seal[peer.id] = Seal(
                 self.step,
-                tuple(b.id for b in peer.buckets if b.id in absent),
+                tuple(b.id for b in concerned if b.id in absent),
                 # A bucket that was taken back may be on its way, and may be produced anew after a question.
-                tuple(Edition(b.id, b.edition) for b in peer.buckets if b.edition > (-1 if b.id in absent else 0)),
+                tuple(Edition(b.id, b.edition) for b in concerned if b.edition > (-1 if b.id in absent else 0)),
                 event.without,
                 event.void,
                 event.values,
@@ -335,6 +345,8 @@ class WorkerMachine:
 
     def _on_transfer_ended(self, event: TransferEnded, now: float) -> list[Effect]:
         bucket = self._buckets[event.bucket]
+        if event.peer != bucket.server:
+            return []  # of a former home
         bucket.busy = False
         if event.ok:
             self._journal.record(now, Happening.SENT, event.number, event.bucket, event.peer)
@@ -359,7 +371,37 @@ class WorkerMachine:
             case _:
                 return []
 
+    def _on_view(self, view: View, now: float) -> list[Effect]:
+        """The homes of the shards, where they have second homes. What a lost home had is sent to the next one."""
+        if not view.shards or view.number <= self._view:
+            return []
+        self._view = view.number
+        self._shards = tuple(homes.home_task for homes in view.shards)
+        self._coordinator = self.norms.coordinator = view.decisions[0].home_task
+        moved = [bucket for bucket in self._buckets if bucket.server != self._shards[bucket.shard]]
+        for bucket in moved:
+            self._move(bucket, self._shards[bucket.shard])
+        effects: list[Effect] = []
+        for peer in [self._servers[home] for home in dict.fromkeys(bucket.server for bucket in moved)]:
+            peer.buckets.sort(key=lambda bucket: bucket.id)
+            peer.since, peer.open_step = now, INITIAL_STEP - 1
+        for peer in self._servers.values():
+            peer.awaited = sum(1 for bucket in peer.buckets if bucket.version < self._target)
+            if peer.linked and self._layout is not None:
+                effects += self._statements(peer, now)
+        return effects
+
+    def _move(self, bucket: HeldBucket, home: TaskId) -> None:
+        self._servers[bucket.server].buckets.remove(bucket)
+        self._servers[home].buckets.append(bucket)
+        bucket.server, bucket.busy, bucket.offers = home, False, 0
+        delivered = bucket.state is HeldBucketState.CONFIRMED and bucket.edition >= 0 and not bucket.absent
+        if delivered or bucket.state is HeldBucketState.OFFERED:
+            bucket.state = advance(HELD_BUCKET_TRANSITIONS, bucket.state, HeldBucketTrigger.REHOME)
+
     def _on_open(self, peer: ServerSide, message: Open, now: float) -> list[Effect]:
+        if message.view < self._view:
+            return []  # it does not know yet which buckets are its own
         if message.step < peer.open_step:
             self._journal.record(now, Happening.DROPPED, message.step, peer=peer.id, cause="stale open")
             return []

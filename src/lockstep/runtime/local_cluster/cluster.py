@@ -56,6 +56,8 @@ class LocalClusterSpec:
     """How long the tasks may take, after SIGTERM, to finish a step and save it."""
     may_lose_workers: bool = False
     """The job continues without a worker that was killed by a signal, as long as another worker runs."""
+    may_lose_a_server: bool = False
+    """The job continues without a server that was killed by a signal, as long as another server runs."""
     forming: Callable[[dict[TaskId, str]], AbstractContextManager[None]] | None = None
     """Shows how the tasks at these addresses come together, while they run."""
     ports: PortRange | None = None
@@ -213,9 +215,11 @@ class _Launcher:
         return first, how
 
     def _goes_on_without(self, member: ClusterMember) -> bool:
-        workers = [other for other in self._members if other.task.role is Role.WORKER and other is not member]
-        others = any(other.exit_code in (None, 0) for other in workers)
-        return self._spec.may_lose_workers and member.task.role is Role.WORKER and others
+        role = member.task.role
+        like = [other for other in self._members if other.task.role is role and other is not member]
+        others = any(other.exit_code in (None, 0) for other in like)
+        may_lose = self._spec.may_lose_workers if role is Role.WORKER else self._spec.may_lose_a_server
+        return may_lose and others
 
     def _end_in_time(self, now: float) -> None:
         if self._ask_at is not None and now >= self._ask_at:

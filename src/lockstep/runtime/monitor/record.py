@@ -9,6 +9,7 @@ from collections import deque
 from typing import Final
 
 from lockstep.protocol.core.activity import TaskPhase
+from lockstep.protocol.core.ids import Incarnation
 from lockstep.protocol.core.messages import Description
 from lockstep.protocol.core.timing import WATCHER_GONE_SECONDS
 from lockstep.runtime.monitor.reporter import TaskReport
@@ -60,6 +61,8 @@ class TaskRecord:
         self.starts = 0
         """How often the task was started."""
         self._report = TaskReport()
+        self._former: Incarnation = 0
+        """The incarnation that ended last."""
         self._exit_code: int | None = None
         self._signum = 0
         self._since = time.monotonic()
@@ -151,6 +154,7 @@ class TaskRecord:
             self._pid = 0
             self._exit_code = None
             self.out_of_memory = None
+            self._former = self._report.incarnation or self._former
             self._report = TaskReport()
             self._heard_at = time.monotonic()
             self._stopped_since = None
@@ -180,6 +184,7 @@ class TaskRecord:
                 leaver=self._task if self._signum else self._report.leaver,
                 leaving=self._signum or self._report.leaving,
                 printed_seconds=0.0 if self._printed_at is None else time.monotonic() - self._printed_at,
+                former=self._former,
             )
 
     def history(self) -> list[tuple[str, float]]:

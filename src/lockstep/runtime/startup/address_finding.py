@@ -118,6 +118,15 @@ def proof_of_end(finding: AddressFinding, incarnation: Incarnation) -> Reason | 
     return None
 
 
+def proof_of_restart(finding: AddressFinding, incarnation: Incarnation) -> Reason | None:
+    """Why this incarnation is over although its monitor reports no end: it has started the next one already. Nobody
+    waits for that one where another task takes the place of the one that is lost."""
+    found = finding.description
+    if found is None or not incarnation or found.former != incarnation:
+        return None
+    return Reason(Cause.STALE_INCARNATION, phrases.former_life_gone(incarnation))
+
+
 def left_early(finding: AddressFinding) -> Reason | None:
     """Why it counts as lost: it has ended although the job has not. None if it has not ended."""
     found = finding.description

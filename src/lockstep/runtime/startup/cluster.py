@@ -74,6 +74,8 @@ class ClusterSpec:
     """Where the monitor of this task shows its metrics."""
     on_worker_loss: str = LossPolicy.WAIT.value
     """What the job does when a worker is lost: wait for it, continue without it, or end."""
+    server_replicas: int = 0
+    """How many second homes each server's shard has on other servers: 0 or 1."""
     restarts: int = 0
     """How often a monitor starts its task again after a signal killed it."""
     has_servers: bool = True
@@ -265,6 +267,15 @@ def _loss_policy_is_known(spec: ClusterSpec) -> Iterator[str]:
         yield f"--on_worker_loss={spec.on_worker_loss} is not known; use one of: {', '.join(ON_WORKER_LOSS)}."
 
 
+def _replicas_have_a_place(spec: ClusterSpec) -> Iterator[str]:
+    if spec.server_replicas not in (0, 1):
+        yield f"--server_replicas={spec.server_replicas} is out of range; give 0 or 1."
+    elif spec.server_replicas and not spec.has_servers:
+        yield "--server_replicas=1 needs servers, and this mode has none; leave it out."
+    elif spec.server_replicas and len(spec.ps_hosts) == 1:
+        yield "--server_replicas=1 needs a second server to hold what the first one holds; give two, or leave it out."
+
+
 def _list_flag(role: Role) -> str:
     return f"--{role.value}_hosts"
 
@@ -290,6 +301,7 @@ CLUSTER_RULES: tuple[Callable[[ClusterSpec], Iterator[str]], ...] = (
     _patience_is_positive,
     _restarts_are_few,
     _loss_policy_is_known,
+    _replicas_have_a_place,
     _pages_can_be_sent,
     _metrics_can_be_shown,
 )

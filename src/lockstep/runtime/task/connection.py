@@ -23,6 +23,7 @@ from lockstep.protocol.core.messages import (
     GradientNote,
     Heartbeat,
     Hello,
+    MeanNote,
     Message,
     Note,
     Printed,
@@ -71,6 +72,9 @@ class NodeSide(Protocol):
 
     def linked(self, peer: TaskId, path: str) -> None:
         """This task has opened a link over this path."""
+
+    def dials_next_life(self, peer: TaskId) -> bool:
+        """Whether another incarnation of this task, after one that was lost, is linked with."""
 
     def tensors_in(self, bucket: BucketId) -> int:
         """How many tensors, or parts of them, are in a bucket."""
@@ -321,6 +325,11 @@ class Connection:
         """Start lending a gradient bucket."""
         move = Move(source, offset, nbytes, to, at, encode_note(note), note.bucket, loan=True)
         self._start(_Transfer(TensorKind.GRADIENT, note.step, note.bucket, time.monotonic()), move)
+
+    def lend_mean(self, note: MeanNote, source: Region, offset: int, nbytes: int, to: Ticket, at: int) -> None:
+        """Start handing on the mean of a bucket."""
+        move = Move(source, offset, nbytes, to, at, encode_note(note), note.bucket, loan=True)
+        self._start(_Transfer(TensorKind.MEAN, note.step, note.bucket, time.monotonic()), move)
 
     def _start(self, transfer: _Transfer, move: Move) -> None:
         if self.endpoint is None or not self.up:

@@ -95,7 +95,7 @@ class Discovery:
         assert coordinator is not None
         with ThreadPoolExecutor(PROBES_AT_ONCE, thread_name_prefix="probe") as pool:
             guard = Guard("the search for missing tasks")
-            while not self._stop.is_set():
+            while not self._stop.is_set() and self._node.machine.coordinator is coordinator:
                 missing = self._node.loop.ask(coordinator.missing, LOOP_SECONDS)
                 if missing == ():
                     return
@@ -136,7 +136,8 @@ class Discovery:
             self._reasons.pop(task, None)
             return ""
         coordinator = self._node.machine.coordinator
-        assert coordinator is not None
+        if coordinator is None:
+            return ""  # another server coordinates
         if found.job not in (0, coordinator.job):
             return belongs_elsewhere(found.job, found.phase, found.phase_seconds, found.pid, found.host)
         self._up_since.setdefault(task, now)

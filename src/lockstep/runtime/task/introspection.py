@@ -119,6 +119,11 @@ class Observed(ABC):
 
     @property
     @abstractmethod
+    def coordinator(self) -> TaskId:
+        """The task that decides for the job now."""
+
+    @property
+    @abstractmethod
     def leaving(self) -> bool:
         """The job is over on this task."""
 
@@ -172,7 +177,7 @@ class Observed(ABC):
 
     def report_received(self, peer: TaskId, report: Report | Printed) -> bool:
         """The coordinator has found something, or printed it; on a link's thread. False: it was not the coordinator."""
-        if not may_say(peer, report, self.cluster.shape.coordinator):
+        if not may_say(peer, report, self.coordinator):
             return False
         self.watchdog.heard(report)
         return True

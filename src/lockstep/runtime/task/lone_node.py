@@ -94,6 +94,10 @@ class LoneNode(Observed):
         return self._cluster
 
     @property
+    def coordinator(self) -> TaskId:
+        return self.task
+
+    @property
     def leaving(self) -> bool:
         return self.outcome is not None or self._left.is_set()
 

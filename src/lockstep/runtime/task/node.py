@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from lockstep.protocol.coordinator.coordinator_machine import CoordinatorMachine
+from lockstep.protocol.coordinator.deputy import DeputyMachine
+from lockstep.protocol.coordinator.homed_coordinator import HomedCoordinator
 from lockstep.protocol.coordinator.recovery import Beginning, RecoveryRules
 from lockstep.protocol.core.activity import Doing, ShardWrite, TaskPhase
 from lockstep.protocol.core.causes import Cause, Reason
@@ -32,7 +34,7 @@ from lockstep.protocol.core.effects import (
 )
 from lockstep.protocol.core.events import Broken, Event, PeerGone, Received, TensorKind, TransferEnded
 from lockstep.protocol.core.faults import Fault
-from lockstep.protocol.core.ids import INITIAL_STEP, BucketId, Incarnation, JobId, Role, Step, TaskId
+from lockstep.protocol.core.ids import INITIAL_STEP, BucketId, Incarnation, JobId, Role, Step, TaskId, server
 from lockstep.protocol.core.journal import Journal
 from lockstep.protocol.core.messages import (
     Envelope,
@@ -172,6 +174,7 @@ class Node(Observed):
         self._ended = threading.Event()
         self._guard = EndGuard(lambda: phrases.does_not_return(self.task, self.main.doing), say, reporter)
         self._said_at: dict[str, float] = {}
+        self._has_replica = True
         self._closed = False
         self.refused = False
         """The requested transport cannot be used here: bad input, not a failure of a task."""
@@ -216,10 +219,19 @@ class Node(Observed):
         spec, shape = self.cluster, self.cluster.shape
         join = Join(str(self.task), self.incarnation, socket.gethostname(), os.getpid(), self.config.settings)
         rules, deadline = self.rules, now + spec.startup_timeout
-        member = MemberMachine(self.task, shape.coordinator, join, deadline, self.journal, now, returns=rules.returns)
-        coordinator = None
-        if self.task == shape.coordinator:
-            job = secrets.randbits(63) + 1
+        first = server(1) if rules.server_replicas else None
+        member = MemberMachine(
+            self.task, shape.coordinator, join, deadline, self.journal, now, returns=rules.returns, deputy=first
+        )
+        coordinator: CoordinatorMachine | None = None
+        deputy: DeputyMachine | None = None
+        if rules.server_replicas and self.task.role is Role.SERVER:
+            deputy = DeputyMachine(self.task, shape, rules, self.journal)
+        job = secrets.randbits(63) + 1
+        if self.task == shape.coordinator and rules.server_replicas:
+            beginning = self.config.beginning
+            coordinator = HomedCoordinator(shape, job, self.journal, now, rules=rules, beginning=beginning)
+        elif self.task == shape.coordinator:
             coordinator = CoordinatorMachine(
                 shape,
                 job,
@@ -229,14 +241,18 @@ class Node(Observed):
                 rules=rules,
                 beginning=self.config.beginning,
             )
-        return TaskMachine(self.incarnation, member, tuple(side.machine for side in sides), coordinator, self.journal)
+        roles = tuple(side.machine for side in sides)
+        return TaskMachine(self.incarnation, member, roles, coordinator, self.journal, deputy)
 
     def _linked_tasks(self) -> Sequence[TaskId]:
-        """Workers are linked with every task that holds buckets, servers with all workers and with the coordinator."""
+        """Workers are linked with every task that holds buckets, servers with all workers and with the coordinator,
+        and with each other if they have second homes."""
         shape = self.config.cluster.shape
         if self.task.role is Role.WORKER:
             return tuple(home for home in shape.homes if home != self.task)
         if self.task == shape.coordinator:
+            return tuple(task for task in shape.tasks() if task != self.task)
+        if self.rules.server_replicas:
             return tuple(task for task in shape.tasks() if task != self.task)
         return (shape.coordinator, *shape.worker_ids())
 
@@ -275,7 +291,7 @@ class Node(Observed):
 
     def _others_have_left(self) -> bool:
         """Whether nothing listens where the coordinator was, or its monitor reports its end."""
-        keeper = self.peers.get(self.config.cluster.shape.coordinator)
+        keeper = self.peers.get(self.coordinator)
         if keeper is None:
             return False
         found = keeper.finding.description
@@ -293,13 +309,18 @@ class Node(Observed):
     def sees_others_off(self) -> bool:
         return self.task.role is Role.SERVER or self.task == self.cluster.shape.coordinator
 
+    @property
+    def coordinator(self) -> TaskId:
+        """The task that decides for the job; with second homes, it may be another one than at the start."""
+        return self.machine.member.coordinator
+
     def see_others_off(self) -> None:
         """After the end: wait, bounded, until the others know of it and have closed their links. For the coordinator,
         which sends the message of the end: on a busy machine it may still be in flight when this task is done."""
         self.winding_up = True
         deadline = time.monotonic() + LEAVE_SECONDS
         # The other servers wait for workers only: two that wait for each other would both wait until the deadline.
-        all_of_them = self.task == self.cluster.shape.coordinator
+        all_of_them = self.task == self.coordinator
         others = [keeper for task, keeper in self.peers.items() if all_of_them or task.role is Role.WORKER]
         while any(keeper.linked for keeper in others) and time.monotonic() < deadline:
             time.sleep(0.02)
@@ -328,6 +349,10 @@ class Node(Observed):
             return True
         # While a worker joins, it may be another incarnation of one that the running job waits for.
         return task.role is Role.SERVER and self.rules.takes_back and self.forming
+
+    def dials_next_life(self, peer: TaskId) -> bool:
+        """Whether another incarnation of a task that was lost is linked with again: of a server with second homes."""
+        return bool(self.rules.server_replicas) and peer.role is Role.SERVER
 
     def start_facts(self) -> StartFacts:
         """What this task was started with."""
@@ -496,6 +521,9 @@ class Node(Observed):
             knows = self.machine.coordinator is not None
             return None if knows else Reason(Cause.UNKNOWN, phrases.not_told_of_life(self.task, peer))
         self.post(PeerGone(peer, Reason(Cause.STALE_INCARNATION, phrases.former_life_gone(known)), known))
+        if rules.server_replicas and (peer, incarnation) not in self._former:
+            # The loss of the former one is a matter of a moment, and then this one is welcome.
+            return Reason(Cause.UNKNOWN, phrases.not_told_of_life(self.task, peer))
         if rules.returns:
             return Reason(Cause.UNKNOWN, phrases.yet_to_leave(self.task))
         return Reason(Cause.LEFTOVER_SERVER, phrases.runs_with_another_life(peer))
@@ -537,6 +565,13 @@ class Node(Observed):
         self._decided.set()
 
     def _on_view_changed(self, effect: ViewChanged) -> None:
+        here = {TaskId.parse(member.task) for member in effect.members}
+        for task in [task for task in self._lives if task not in here]:
+            self._former.add((task, self._lives.pop(task)))
+        if effect.has_replica != self._has_replica:
+            self._has_replica = effect.has_replica
+            if self.machine.coordinator is not None:
+                self.say(phrases.replica_changed(has_one=effect.has_replica))
         for member in effect.members:
             task = TaskId.parse(member.task)
             known = self._lives.get(task, member.incarnation)

@@ -37,6 +37,7 @@ from lockstep.runtime.startup.address_finding import (
     left_early,
     look,
     proof_of_end,
+    proof_of_restart,
     with_lack_of_memory,
 )
 from lockstep.runtime.startup.cluster import DEFAULT_PROTOCOL
@@ -290,6 +291,8 @@ class PeerKeeper:
             return False
         known = self._linked_life or self._known
         proof = proof_of_end(finding, known)
+        if proof is None and self._node.dials_next_life(self.peer):
+            proof = proof_of_restart(finding, known)
         if proof is not None and not self._told_gone:
             proof = with_lack_of_memory(proof, self.front)
         # While a large cluster starts, its machines are so busy that links break and monitors are silent: tasks that
@@ -304,6 +307,10 @@ class PeerKeeper:
         if not self._told_gone:
             self._told_gone = True
             self._node.post(PeerGone(self.peer, proof, known))
+        if found is not None and found.incarnation not in (0, known) and self._node.dials_next_life(self.peer):
+            self._known = self._linked_life = 0
+            self._told_gone = False
+            return False
         return True
 
     def _word_of_all(self, finding: AddressFinding, known: Incarnation) -> Reason | None:

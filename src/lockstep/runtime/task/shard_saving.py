@@ -53,9 +53,9 @@ class ShardSaving:
         """All shards are on disk; ``CheckpointWritten`` follows."""
         assert self._writer is not None
         node, config, shape, version = self._node, self._node.config, self._node.cluster.shape, effect.version
-        manifest = make_manifest(
-            layout, shape.servers, shape.workers, version, node.job, config.settings, config.version
-        )
+        # Fewer files than servers: one that is lost has left its shard to its second home.
+        servers = min(shape.servers, len(effect.shards))
+        manifest = make_manifest(layout, servers, shape.workers, version, node.job, config.settings, config.version)
         post = node.loop.post
         self._writer.write_checkpoint(effect, node.job, manifest, lambda p: post(CheckpointWritten(version, p)))
 

@@ -7,6 +7,7 @@ starts it and is notified when it is done.
 from __future__ import annotations
 
 import dataclasses
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -16,19 +17,25 @@ from lockstep.protocol.coordinator.recovery import LossPolicy
 from lockstep.protocol.core.activity import ShardWrite, TaskPhase
 from lockstep.protocol.core.effects import (
     Apply,
+    CopyBucket,
     GrantRegion,
     Measure,
     Prepare,
     SaveShard,
+    SendMean,
     SendVersion,
     Serve,
+    TakeBucket,
     WriteCheckpoint,
 )
 from lockstep.protocol.core.events import (
     Broken,
     BucketApplied,
     BucketMeasured,
+    BucketTaken,
     GradientArrived,
+    MeanArrived,
+    MeanMade,
     Prepared,
     TensorKind,
 )
@@ -36,9 +43,11 @@ from lockstep.protocol.core.ids import INITIAL_STEP, Incarnation, TaskId
 from lockstep.protocol.core.journal import Journal
 from lockstep.protocol.core.messages import (
     Answer,
+    BucketCopy,
     GradientNote,
     Grant,
     Layout,
+    MeanNote,
     ParameterEntry,
     Question,
     Ticket,
@@ -46,13 +55,15 @@ from lockstep.protocol.core.messages import (
 )
 from lockstep.protocol.core.plan import Plan, first_difference, make_plan
 from lockstep.protocol.server.async_server_machine import AsyncServerMachine
+from lockstep.protocol.server.homed_machine import HomedServerMachine
 from lockstep.protocol.server.server_machine import ServerMachine
 from lockstep.runtime import phrases
 from lockstep.runtime.checkpoint.folder import CheckpointFolder, verify
+from lockstep.runtime.task.connection import Connection
 from lockstep.runtime.task.failures import failure_of
 from lockstep.runtime.task.shard_saving import ShardSaving
 from lockstep.runtime.task.side import CarriesOut, Side, Takes
-from lockstep.runtime.task.store import ShardStore, StoreTimes
+from lockstep.runtime.task.store import HandsOnMeans, ShardStore, StoreTimes
 from lockstep.runtime.task.store_queue import StoreQueue
 from lockstep.transports.base import Loan, Region, loan_ticket
 from lockstep.transports.memory import resident_bytes
@@ -61,6 +72,8 @@ if TYPE_CHECKING:
     from lockstep.runtime.task.node import Node, NodeConfig
 
 _JOIN_SECONDS = 10.0
+COPY_BYTES = 4 << 20
+"""Of a bucket that is copied, in one message."""
 MakeStore = Callable[[], ShardStore]
 _Life = tuple[TaskId, Incarnation]
 
@@ -89,6 +102,9 @@ def _make_machine(task: TaskId, config: NodeConfig, journal: Journal) -> ServerM
     shape = config.cluster.shape
     if not config.synchronous:
         return AsyncServerMachine(task, shape, journal, eager=config.eager)
+    if config.recovery.server_replicas:
+        shrinks = config.recovery.on_worker_loss is LossPolicy.SHRINK
+        return HomedServerMachine(task, shape, journal, eager=config.eager, summed=config.summed, any_rates=shrinks)
     return ServerMachine(
         task,
         shape,
@@ -114,7 +130,10 @@ class ShareSide(Side):
         self._make_store = make_store
         self._store: ShardStore | None = None
         self._plan: Plan | None = None
-        self._slots: tuple[Region, ...] = ()
+        self._slots: dict[int, tuple[Region, ...]] = {}
+        """By shard of the plan: its own; with second homes, any."""
+        self._means: Region | None = None
+        """Where the means that are handed on lie, as in a worker's arena."""
         self._inboxes: dict[_Life, Region] = {}
         self._layout: Layout | None = None
         self._saving = ShardSaving(node)
@@ -152,7 +171,7 @@ class ShareSide(Side):
     def memory(self) -> dict[str, int]:
         """Bytes that it holds for its share, by purpose."""
         held = {
-            "versions": sum(resident_bytes(slot.buffer) for slot in self._slots),
+            "versions": sum(resident_bytes(slot.buffer) for slots in self._slots.values() for slot in slots),
             "arriving gradients": sum(resident_bytes(inbox.buffer) for inbox in self._inboxes.values()),
         }
         return held | dict({} if self._store is None else self._store.memory())
@@ -175,6 +194,9 @@ class ShareSide(Side):
             Apply: self._apply,
             Measure: self._measure,
             SendVersion: self._send_version,
+            SendMean: self._send_mean,
+            CopyBucket: self._copy_bucket,
+            TakeBucket: self._take_bucket,
             GrantRegion: self._grant,
             Serve: self._serve,
             SaveShard: self._save_shard,
@@ -183,13 +205,13 @@ class ShareSide(Side):
         }
 
     def takes(self) -> Takes:
-        return {GradientNote: self._gradient_lent}
+        return {GradientNote: self._gradient_lent, MeanNote: self._mean_lent}
 
     def _serve(self, effect: Serve) -> None:
         self._work.put(lambda: self._answer(effect.peer, effect.question))
 
     def _save_shard(self, effect: SaveShard) -> None:
-        self._work.put(lambda: self._save(effect.version))
+        self._work.put(lambda: self._save(effect))
 
     def _begin_to_prepare(self, effect: Prepare) -> None:
         self._node.reporter.phase_unless_importing(TaskPhase.RECEIVING_PARAMETERS)
@@ -206,7 +228,8 @@ class ShareSide(Side):
 
     def _send_version(self, effect: SendVersion) -> None:
         assert self._plan is not None
-        bucket, source = self._plan.buckets[effect.bucket], self._slots[effect.slot]
+        bucket = self._plan.buckets[effect.bucket]
+        source = self._slots[bucket.server][effect.slot]
         note = VersionNote(effect.version, effect.bucket)
         if effect.peer == self._node.task:
             lent = source.buffer[bucket.shard_offset : bucket.shard_offset + bucket.nbytes]
@@ -217,6 +240,24 @@ class ShareSide(Side):
             return
         send = connection.lend_version if effect.in_place else connection.write_version
         send(note, source, bucket.shard_offset, bucket.nbytes, effect.ticket, bucket.arena_offset)
+
+    def _send_mean(self, effect: SendMean) -> None:
+        assert self._plan is not None
+        assert self._means is not None
+        connection = self._node.peers[effect.peer].connection
+        if connection is None:
+            return
+        bucket, note = self._plan.buckets[effect.bucket], MeanNote(effect.step, effect.bucket)
+        at = bucket.arena_offset
+        connection.lend_mean(note, self._means, at, bucket.nbytes, effect.ticket, at)
+
+    def _copy_bucket(self, effect: CopyBucket) -> None:
+        connection = self._node.peers[effect.peer].connection
+        if connection is not None:
+            self._work.put(lambda: self._copy_to(effect, connection))
+
+    def _take_bucket(self, effect: TakeBucket) -> None:
+        self._work.put(lambda: self._take_copy(effect))
 
     def _grant(self, effect: GrantRegion) -> None:
         peer = effect.peer
@@ -229,7 +270,9 @@ class ShareSide(Side):
         assert self._store is not None, "the plan is known once the store is prepared"
         self._work.put(self._store.links_changed)
         life = (peer, connection.incarnation)
-        nbytes = max(self._plan.shard_room(self._node.task.index), 1)
+        # With second homes any bucket may come here, and each has its place.
+        room = self._plan.arena_bytes if self._replicates else self._plan.shard_room(self._node.task.index)
+        nbytes = max(room, 1)
         if connection.lends_in_place:
             # Gradients are reduced in the worker's own memory; memory for them here would stay unused.
             connection.send(Grant(loan_ticket(self._node.transport.name, nbytes)))
@@ -256,6 +299,13 @@ class ShareSide(Side):
         arrival = self._node.loans.keep(loan)
         self._node.loop.handle(GradientArrived(peer, incarnation, note.step, note.bucket, note.edition, arrival))
 
+    def _mean_lent(self, peer: TaskId, incarnation: Incarnation, note: MeanNote, loan: Loan) -> None:
+        self._node.loop.do(lambda: self._take_mean(peer, incarnation, note, loan))
+
+    def _take_mean(self, peer: TaskId, incarnation: Incarnation, note: MeanNote, loan: Loan) -> None:
+        arrival = self._node.loans.keep(loan)
+        self._node.loop.handle(MeanArrived(peer, incarnation, note.step, note.bucket, arrival))
+
     # -- the store's thread --
 
     def _run_store(self) -> None:
@@ -275,14 +325,29 @@ class ShareSide(Side):
         self.status.enter("preparing its memory")
         plan = make_plan(layout.parameters, len(self._config.cluster.shape.homes), layout.bucket_bytes)
         self._store = self._make_store()
-        nbytes = max(plan.shard_room(self._node.task.index) + self._store.spare_bytes(plan), 1)
-        slots = tuple(self._node.transport.allocate(nbytes, "parameters") for _ in range(self.machine.slots))
-        self._store.prepare(layout, plan, self._node.task.index, [slot.buffer for slot in slots])
+        slots = {shard: self._make_slots(layout, plan, shard) for shard in self._shards(plan)}
+        if self._replicates:
+            self._means = self._node.transport.allocate(max(plan.arena_bytes, 1), "means")
         if layout.start > INITIAL_STEP and self._node.task in self._config.cluster.shape.savers:
             self._restore(layout)
         self._plan, self._slots, self._layout = plan, slots, layout
         self._node.reporter.phase(TaskPhase.TRAINING)
         self._node.loop.post(Prepared(plan))
+
+    @property
+    def _replicates(self) -> bool:
+        return bool(self._config.recovery.server_replicas)
+
+    def _shards(self, plan: Plan) -> Iterable[int]:
+        """The shards that this task may hold. Memory of those that it does not hold is never touched."""
+        return range(plan.servers) if self._replicates else (self._node.task.index,)
+
+    def _make_slots(self, layout: Layout, plan: Plan, shard: int) -> tuple[Region, ...]:
+        assert self._store is not None
+        nbytes = max(plan.shard_room(shard) + self._store.spare_bytes(plan), 1)
+        slots = tuple(self._node.transport.allocate(nbytes, "parameters") for _ in range(self.machine.slots))
+        self._store.prepare(layout, plan, shard, [slot.buffer for slot in slots])
+        return slots
 
     def _restore(self, layout: Layout) -> None:
         """Read parameters and optimizers from a checkpoint. Any problem with it ends the job, with a sentence."""
@@ -296,11 +361,12 @@ class ShareSide(Side):
             raise ValueError(f"the checkpoint {path} is from another model: {difference}; give another --train_dir")
         self._store.restore(path, [shard.name for shard in manifest.shards], layout.start % 2)
 
-    def _save(self, version: int) -> None:
+    def _save(self, effect: SaveShard) -> None:
         """Copy the shard now, before the next update; it is written to disk later."""
         assert self._store is not None
-        self.status.enter(f"copying version {version} for a checkpoint")
-        self._saving.save(version, self._store.snapshot)
+        store, buckets = self._store, frozenset(effect.buckets)
+        self.status.enter(f"copying version {effect.version} for a checkpoint")
+        self._saving.save(effect.version, lambda version: store.snapshot(version, buckets))
 
     def _write_checkpoint(self, effect: WriteCheckpoint) -> None:
         assert self._layout is not None
@@ -312,18 +378,53 @@ class ShareSide(Side):
         if self._node.faults is not None:
             self._node.faults.in_store(effect.step)
         gradients = [loan.buffer for loan in loans]
+        if effect.hands_on:
+            gradients, effect = self._keep_mean(effect, gradients)
         self._store.begin(effect, gradients, lambda error: self._applied(effect, loans, error))
+
+    def _digest(self, effect: Apply) -> str:
+        """Of what was made, in the steps in which both homes compare it."""
+        if not effect.digests:
+            return ""
+        assert isinstance(self._store, HandsOnMeans), "a store of servers with second homes"
+        return self._store.digest(effect.bucket, effect.step + 1)
+
+    def _keep_mean(self, effect: Apply, gradients: list[memoryview]) -> tuple[list[memoryview], Apply]:
+        """Both homes make the next version of the same bytes: those of the mean, clipped."""
+        assert isinstance(self._store, HandsOnMeans), "a store of servers with second homes"
+        assert self._plan is not None
+        assert self._means is not None
+        bucket = self._plan.buckets[effect.bucket]
+        mean = self._means.buffer[bucket.arena_offset : bucket.arena_offset + bucket.nbytes]
+        self._store.reduce(effect, gradients, mean)
+        self._node.loop.do(MeanMade(effect.bucket, effect.step))
+        return [mean], dataclasses.replace(effect, replicas=1, scale=1.0, limit=math.inf)
 
     def _applied(self, effect: Apply, loans: list[Loan], error: Exception | None) -> None:
         """Called on the store's thread, or on one that the store started."""
         if error is None:
             # Before the gradients are given back: every worker waits for the version, none yet for its memory.
-            self._node.loop.do(BucketApplied(effect.bucket, effect.step))
+            self._node.loop.do(BucketApplied(effect.bucket, effect.step, self._digest(effect)))
         else:
             self._tell_broken(error)
         for loan in loans:
             loan.release()
         self._used += 1
+
+    def _copy_to(self, effect: CopyBucket, connection: Connection) -> None:
+        """To a second home that is new, in messages: it happens once, and beside the steps."""
+        assert isinstance(self._store, HandsOnMeans), "a store of servers with second homes"
+        self.status.enter(f"copying bucket {effect.bucket} for {effect.peer.short}")
+        data = self._store.copy_out(effect.bucket, effect.version)
+        for offset in range(0, len(data), COPY_BYTES):
+            part = data[offset : offset + COPY_BYTES]
+            connection.send(BucketCopy(effect.bucket, effect.version, offset, len(data), part))
+
+    def _take_copy(self, effect: TakeBucket) -> None:
+        assert isinstance(self._store, HandsOnMeans), "a store of servers with second homes"
+        self.status.enter(f"taking a copy of bucket {effect.bucket}")
+        self._store.take_in(effect.bucket, effect.version, effect.data)
+        self._node.loop.do(BucketTaken(effect.bucket, effect.version))
 
     def _measure_now(self, effect: Measure, loans: list[Loan]) -> None:
         assert self._store is not None
@@ -348,5 +449,8 @@ class ShareSide(Side):
     def free(self) -> None:
         for region in self._inboxes.values():
             region.close()
-        for region in self._slots:
-            region.close()
+        for slots in self._slots.values():
+            for region in slots:
+                region.close()
+        if self._means is not None:
+            self._means.close()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from lockstep.protocol.core.effects import Apply, Measure
+from lockstep.protocol.core.ids import BucketId
 from lockstep.protocol.core.messages import Layout
 from lockstep.protocol.core.plan import Plan
 from lockstep.runtime.checkpoint.tensor_file import NamedTensor
@@ -54,8 +55,8 @@ class ShardStore(Protocol):
     def memory(self) -> Mapping[str, int]:
         """Bytes that it holds beside the slots, by purpose. Called on any thread."""
 
-    def snapshot(self, version: int) -> list[NamedTensor]:
-        """A copy of the whole shard at this version, optimizers included, that later updates do not touch."""
+    def snapshot(self, version: int, buckets: Set[BucketId] | None = None) -> list[NamedTensor]:
+        """A copy of these buckets, or of all, at this version, optimizers included, that later updates do not touch."""
 
     def restore(self, folder: Path, shards: Sequence[str], slot: int) -> None:
         """Fill slot ``slot`` and the optimizers from the files of a checkpoint, from any number of servers.
@@ -68,3 +69,20 @@ class ShardStore(Protocol):
 
     def close(self) -> None:
         """No more updates come: wait for those that were begun, and free everything."""
+
+
+@runtime_checkable
+class HandsOnMeans(ShardStore, Protocol):
+    """A store whose buckets can have second homes."""
+
+    def reduce(self, effect: Apply, gradients: Sequence[memoryview], mean: memoryview) -> None:
+        """Write to ``mean`` what ``begin`` would apply: the mean of ``gradients``, clipped, as wide as the bucket."""
+
+    def copy_out(self, bucket: BucketId, version: int) -> bytes:
+        """This version of a bucket, with its optimizer's state."""
+
+    def take_in(self, bucket: BucketId, version: int, data: bytes) -> None:
+        """What ``copy_out`` of the bucket's home has made. ValueError with a sentence if it is something else."""
+
+    def digest(self, bucket: BucketId, version: int) -> str:
+        """Of this version of a bucket and of its optimizer's state."""

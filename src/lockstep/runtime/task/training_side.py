@@ -330,9 +330,9 @@ class TrainingSide(Side):
             return
         connection = self._node.peers[effect.peer].connection
         if connection is not None:
-            connection.lend_gradient(
-                note, self.gradients, bucket.arena_offset, nbytes, effect.ticket, bucket.shard_offset
-            )
+            # With second homes a server may get any bucket, and each has its place there.
+            at = bucket.arena_offset if self._config.recovery.server_replicas else bucket.shard_offset
+            connection.lend_gradient(note, self.gradients, bucket.arena_offset, nbytes, effect.ticket, at)
 
     def _send_pull(self, effect: SendPull) -> None:
         if effect.peer == self._node.task:

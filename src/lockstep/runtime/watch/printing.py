@@ -49,6 +49,9 @@ class Printer(Protocol):
     @property
     def cluster(self) -> ClusterSpec: ...
 
+    @property
+    def coordinator(self) -> TaskId: ...
+
     def report_printed(self) -> None:
         """Tell the monitor that a report is on this task's terminal."""
 
@@ -134,7 +137,7 @@ class Printing:
             self._publisher.page(kind, diagnosis, copy)
         elif now - self._heard_at < VERDICT_SECONDS:
             self._printed[_key(diagnosis)] = now
-            self._publisher.say_printed(diagnosis, self._node.cluster.shape.coordinator, copy)
+            self._publisher.say_printed(diagnosis, self._node.coordinator, copy)
         else:
             until = now + PRINTED_SECONDS + (PRINTED_AFTER_SECONDS if len(before) > 1 else 0.0)
             self._unprinted.append(_Unprinted(kind, diagnosis, copy, until, before, asks=True))
@@ -155,7 +158,7 @@ class Printing:
         if _key(diagnosis) in self._printed:
             self._say_again(report.kind, diagnosis, copy)
             return diagnosis
-        coordinator, until = self._node.cluster.shape.coordinator, time.monotonic() + PRINTED_SECONDS
+        coordinator, until = self._node.coordinator, time.monotonic() + PRINTED_SECONDS
         self._unprinted.append(_Unprinted(report.kind, diagnosis, copy, until, [coordinator], asks=False))
         return diagnosis
 
@@ -163,7 +166,7 @@ class Printing:
         """The coordinator has printed a report."""
         self._heard_at = time.monotonic()
         for one in [one for one in self._unprinted if one.asks or one.culprit == printed.culprit]:
-            self._leave_to(one, self._node.cluster.shape.coordinator)
+            self._leave_to(one, self._node.coordinator)
 
     def settle(self, now: float) -> None:
         """Print what nobody else has printed in time."""
@@ -191,7 +194,7 @@ class Printing:
             self._publisher.page(one.kind, one.diagnosis, one.copy)
 
     def _hears_coordinator(self) -> bool:
-        keeper = self._node.peers.get(self._node.cluster.shape.coordinator)
+        keeper = self._node.peers.get(self._node.coordinator)
         return keeper is not None and keeper.linked
 
     # -- who prints --
@@ -200,7 +203,8 @@ class Printing:
         """The first tasks that come before this one, except the culprit."""
         culprit = "" if diagnosis.verdict is None else diagnosis.verdict.culprit
         shape = self._node.cluster.shape
-        tasks = (shape.coordinator, *(task for task in shape.tasks() if task != shape.coordinator))
+        first = self._node.coordinator
+        tasks = (first, *(task for task in shape.tasks() if task != first))
         before = tasks[: tasks.index(self._node.task)]
         return [task for task in before if str(task) != culprit][:MOST_ASKED]
 
@@ -247,7 +251,7 @@ class Printing:
             self._publisher.say_again(kind, diagnosis, copy)
 
     def _tell_printed(self, kind: ReportKind, diagnosis: Diagnosis) -> None:
-        if self._node.task == self._node.cluster.shape.coordinator:
+        if self._node.task == self._node.coordinator:
             self._publisher.tell_printed(kind, diagnosis, self._node.peers)
 
 

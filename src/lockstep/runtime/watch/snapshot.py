@@ -70,6 +70,10 @@ class Shown(Protocol):
     def cluster(self) -> ClusterSpec: ...
 
     @property
+    def coordinator(self) -> TaskId:
+        """The task that decides for the job now."""
+
+    @property
     def phase_now(self) -> str: ...
 
     @property

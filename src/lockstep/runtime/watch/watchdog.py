@@ -304,10 +304,10 @@ class Watchdog:
         return len(self._node.cluster.shape.tasks())
 
     def _leads(self) -> bool:
-        return self._node.task == self._node.cluster.shape.coordinator
+        return self._node.task == self._node.coordinator
 
     def _hears_coordinator(self, now: float) -> bool:
-        keeper = self._node.peers.get(self._node.cluster.shape.coordinator)
+        keeper = self._node.peers.get(self._node.coordinator)
         return keeper is not None and keeper.linked and keeper.seconds_unheard(now) < COORDINATOR_UNHEARD_SECONDS
 
     def _look(self, now: float, episode: Episode) -> None:
@@ -398,7 +398,7 @@ class Watchdog:
             return
         reason = Reason(verdict.cause, verdict.what, source, verdict.peer, verdict.host, verdict.pid)
         culprit = TaskId.parse(verdict.culprit)
-        coordinator = self._node.peers.get(self._node.cluster.shape.coordinator)
+        coordinator = self._node.peers.get(self._node.coordinator)
         self._node.post(Broken(culprit, verdict.step, reason))
         if coordinator is not None and coordinator.seconds_unheard(time.monotonic()) >= COORDINATOR_UNHEARD_SECONDS:
             self._node.abandon(Outcome(False, verdict.culprit, verdict.step, reason))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from lockstep.protocol.core.ids import INITIAL_STEP, BucketId, Role, Step, TaskId
 from lockstep.protocol.core.messages import End
-from lockstep.protocol.replication.placement import Placement
+from lockstep.protocol.core.placement import Placement
 from lockstep.protocol.replication.replica_events import MakeVersion
 from lockstep.protocol.replication.replica_messages import Members, ReplicaMessage, Stamped, StepCommitted, ViewOf
 from lockstep.protocol.replication.replicated_server import ReplicatedServer

@@ -7,7 +7,7 @@ a cache while they are added up and divided.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from pathlib import Path
 
 from torch import Tensor
@@ -95,7 +95,7 @@ class MeanStore:
     def memory(self) -> dict[str, int]:
         return {}
 
-    def snapshot(self, version: int) -> list[NamedTensor]:
+    def snapshot(self, version: int, buckets: Set[BucketId] | None = None) -> list[NamedTensor]:  # noqa: ARG002 - as every store
         return self._save(version)
 
     def restore(self, folder: Path, shards: Sequence[str], slot: int) -> None:

@@ -9,9 +9,10 @@ SGD on a CPU needs no copy: ``sgd.py``).
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import struct
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,7 +33,7 @@ from lockstep.training.server.bucket_optimizer import BucketOptimizer
 from lockstep.training.server.clipping import Clipping
 from lockstep.training.server.optimizer_state import pack, unpack
 from lockstep.training.server.piece_pool import PiecePool
-from lockstep.training.server.sgd import mean_of, next_version, scratch_elements
+from lockstep.training.server.sgd import PIECE_BYTES, mean_of, next_version, scratch_elements
 from lockstep.training.server.shard_file import STATE, VALUE, PieceName, ShardFiles, named
 from lockstep.training.tensors import as_tensor, torch_dtype
 from lockstep.training.wire_format import WireFormat
@@ -131,6 +132,41 @@ class TorchShardStore:
         with lane.queueing():
             self._apply_on_gpu(lane, held, effect, _nearest(given, taken, effect.step))
             lane.hand_on(effect.bucket, done, at_once=taken.readers_wait)
+
+    def reduce(self, effect: Apply, gradients: Sequence[memoryview], mean: memoryview) -> None:
+        """In host memory. Element by element this is what ``begin`` does with several gradients, so the bits are the
+        same."""
+        held = self._held[effect.bucket]
+        given = [as_tensor(one, self._wire.dtype_of(held.bucket, one.nbytes)) for one in gradients]
+        room = as_tensor(mean, torch_dtype(held.bucket.dtype))
+        if effect.step == INITIAL_STEP or effect.values:
+            room.copy_(given[0])
+            return
+        clipping = Clipping.of(effect)
+        elements = PIECE_BYTES // room.element_size()
+
+        def part(number: int, thread: int) -> None:  # noqa: ARG001 - as the crew calls it
+            where = slice(number * elements, (number + 1) * elements)
+            parts = [one[where] for one in given]
+            mean_of(parts, effect.replicas, room[where], may_be_loan=False, clipping=clipping)
+
+        self._crew.work_off(-(-room.numel() // elements), part)
+
+    def copy_out(self, bucket: BucketId, version: int) -> bytes:
+        held = self._held[bucket]
+        values: bytes = held.slots[version % 2].view(torch.uint8).numpy().tobytes()
+        return values + pack(held.optimizer.states())
+
+    def take_in(self, bucket: BucketId, version: int, data: bytes) -> None:
+        held = self._held[bucket]
+        nbytes = held.bucket.nbytes
+        if len(data) < nbytes:
+            raise ValueError(f"{len(data)} bytes are no copy of bucket {bucket}, which has {nbytes}")
+        held.slots[version % 2].copy_(as_tensor(memoryview(bytearray(data[:nbytes])), torch_dtype(held.bucket.dtype)))
+        held.optimizer.load(unpack(data[nbytes:], len(held.bucket.pieces)))
+
+    def digest(self, bucket: BucketId, version: int) -> str:
+        return hashlib.blake2b(self.copy_out(bucket, version), digest_size=16).hexdigest()
 
     def spare_bytes(self, plan: Plan) -> int:
         """Where workers find the events and the twins of this server's GPU."""
@@ -282,13 +318,14 @@ class TorchShardStore:
 
     # -- checkpoints --
 
-    def snapshot(self, version: int) -> list[NamedTensor]:
+    def snapshot(self, version: int, buckets: Set[BucketId] | None = None) -> list[NamedTensor]:
         with self._on_device():
-            return self._snapshot(version)
+            saved = [held for bucket, held in self._held.items() if buckets is None or bucket in buckets]
+            return self._snapshot(version, saved)
 
-    def _snapshot(self, version: int) -> list[NamedTensor]:
+    def _snapshot(self, version: int, saved: Sequence[_Held]) -> list[NamedTensor]:
         tensors = []
-        for held in self._held.values():
+        for held in saved:
             slot = version % 2
             # Where there is a twin, its slot may not be filled.
             values = held.on_gpu[slot].to("cpu", copy=True) if held.in_twins else held.slots[slot].clone()

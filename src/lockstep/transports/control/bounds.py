@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from lockstep.protocol.core.ids import INITIAL_STEP, NOTHING_TO_APPLY, TaskId
+from lockstep.protocol.core.placement import NOBODY
 
 MOST_BYTES: Final = 1 << 48
 MOST_SECONDS: Final = 1e12
@@ -26,15 +27,18 @@ _SIGNAL: Final = (0, 255)
 WHOLE: Final[Mapping[str, tuple[int, int]]] = MappingProxyType(
     {
         **dict.fromkeys(("step", "version", "start", "steps"), _STEP),
-        **dict.fromkeys(("nbytes", "elements", "bucket_bytes"), _BYTES),
-        **dict.fromkeys(("number", "change", "attempts", "loop", "iteration"), _COUNT),
-        **dict.fromkeys(("bucket", "edition", "group", "have", "absent", "without", "workers"), _INDEX),
+        **dict.fromkeys(("nbytes", "elements", "bucket_bytes", "offset", "total"), _BYTES),
+        **dict.fromkeys(("number", "change", "attempts", "loop", "iteration", "view"), _COUNT),
+        **dict.fromkeys(
+            ("bucket", "edition", "group", "have", "absent", "without", "workers", "home", "shard"), _INDEX
+        ),
         **dict.fromkeys(("pid", "monitor_pid"), _PID),
         **dict.fromkeys(("signal", "leaving", "departure"), _SIGNAL),
+        "second": (NOBODY, (1 << 31) - 1),
         "exit_code": (-(1 << 31), (1 << 32) - 1),
     }
 )
-ANY_64_BITS: Final = frozenset(("job", "incarnation", "region", "address"))
+ANY_64_BITS: Final = frozenset(("job", "incarnation", "former", "region", "address"))
 """Random numbers and places in memory."""
 
 MAY_BE_INFINITE: Final = frozenset(("limit", "norm", "norm_type", "scale"))
@@ -53,7 +57,15 @@ AS_THEY_ARE: Final = frozenset(
 """Compared with this task's own, hashed, or read by a program; shown only by phrases that make them plain."""
 
 _TASKS: Final = frozenset(
-    (("Member", "task"), ("MissingTask", "task"), ("Lost", "task"), ("Left", "task"), ("Failed", "culprit"))
+    (
+        ("Member", "task"),
+        ("StateBefore", "task"),
+        ("Join", "task"),
+        ("MissingTask", "task"),
+        ("Lost", "task"),
+        ("Left", "task"),
+        ("Failed", "culprit"),
+    )
 )
 """Names of tasks that machines look up; an empty culprit is the sender."""
 

@@ -22,7 +22,7 @@ from google.protobuf.message import DecodeError, EncodeError
 
 from lockstep.foreign import plain
 from lockstep.protocol.core import messages
-from lockstep.protocol.core.messages import Description, Envelope, GradientNote, Note, VersionNote
+from lockstep.protocol.core.messages import Description, Envelope, GradientNote, MeanNote, Note, VersionNote
 from lockstep.transports.control.bounds import in_bounds, is_step, must_name_a_task, names_a_task, stays_as_it_is
 from lockstep.transports.control.element_count import ElementCounter
 
@@ -290,6 +290,7 @@ def decode_snapshot(data: bytes) -> bytes:
 _NOTE: Final = struct.Struct("<cqII")
 _GRADIENT: Final = b"G"
 _VERSION: Final = b"V"
+_MEAN: Final = b"M"
 
 
 def encode_note(note: Note) -> bytes:
@@ -297,6 +298,8 @@ def encode_note(note: Note) -> bytes:
     try:
         if isinstance(note, GradientNote):
             return _NOTE.pack(_GRADIENT, note.step, note.bucket, note.edition)
+        if isinstance(note, MeanNote):
+            return _NOTE.pack(_MEAN, note.step, note.bucket, 0)
         return _NOTE.pack(_VERSION, note.version, note.bucket, 0)
     except struct.error as error:
         raise WireError(f"{note} cannot be sent: {error}") from error
@@ -313,4 +316,6 @@ def decode_note(data: bytes) -> Note:
         return GradientNote(number, bucket, edition)
     if kind == _VERSION:
         return VersionNote(number, bucket)
-    raise WireError(f"a note begins with G or V, this one with {kind!r}")
+    if kind == _MEAN:
+        return MeanNote(number, bucket)
+    raise WireError(f"a note begins with G, V or M, this one with {kind!r}")

@@ -209,6 +209,13 @@ CLUSTER_FLAGS: tuple[Flag, ...] = (
         upstream=False,
     ),
     _CLUSTER.works(
+        "server_replicas",
+        FlagKind.WHOLE,
+        _SPEC.server_replicas,
+        "1: another server holds all that each server holds, and takes over when that one is lost",
+        upstream=False,
+    ),
+    _CLUSTER.works(
         "restarts",
         FlagKind.WHOLE,
         _SPEC.restarts,

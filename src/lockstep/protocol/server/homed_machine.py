@@ -1,0 +1,459 @@
+"""The machine of a server whose shards have second homes: a version is known only when the second home has it too.
+
+What a bucket's next version is made of goes to its second home while it is made here, and a third state follows::
+
+    HANDED_ON   made here; the second home has not said that it has it
+
+A server holds buckets of its own, and, as a second home, those of another server. When that server is lost, the next
+view makes them its own: at the version that it has made of what was handed on. Workers send again what is open.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from lockstep.protocol import phrases
+from lockstep.protocol.core.causes import Cause, Reason
+from lockstep.protocol.core.effects import (
+    Apply,
+    CopyBucket,
+    Effect,
+    GiveBack,
+    GrantRegion,
+    Prepare,
+    Send,
+    SendMean,
+)
+from lockstep.protocol.core.events import (
+    BucketApplied,
+    BucketTaken,
+    Event,
+    LinkLost,
+    LinkUp,
+    MeanArrived,
+    MeanMade,
+    Prepared,
+    Received,
+    ShardSaved,
+    TensorKind,
+    Tick,
+    TransferEnded,
+)
+from lockstep.protocol.core.ids import CHIEF, INITIAL_STEP, NOTHING_TO_APPLY, BucketId, ClusterShape, Step, TaskId
+from lockstep.protocol.core.journal import Happening, Journal
+from lockstep.protocol.core.machine import advance
+from lockstep.protocol.core.messages import (
+    Applied,
+    BucketCopy,
+    Commit,
+    Grant,
+    HandOn,
+    Holding,
+    Layout,
+    Message,
+    Open,
+    SecondWhole,
+    View,
+)
+from lockstep.protocol.core.placement import Placement
+from lockstep.protocol.core.plan import Plan
+from lockstep.protocol.core.timing import REPEAT_SECONDS
+from lockstep.protocol.core.waits import Wait, WaitKind
+from lockstep.protocol.server.ledger import (
+    SERVED_BUCKET_TRANSITIONS,
+    Ledger,
+    ServedBucketState,
+    ServedBucketTrigger,
+    WorkerSide,
+)
+from lockstep.protocol.server.second_homes import NOTHING, HandedBucket, OtherServer, Places, SecondBucket
+from lockstep.protocol.server.second_shard import SecondShard, compares
+from lockstep.protocol.server.server_machine import ServerMachine
+
+
+class HomedServerMachine(ServerMachine):
+    """One server's own buckets, and those that it is the second home of."""
+
+    def __init__(
+        self, task: TaskId, shape: ClusterShape, journal: Journal, *, eager: bool, summed: bool, any_rates: bool
+    ) -> None:
+        super().__init__(task, shape, journal, eager=eager, summed=summed, any_rates=any_rates)
+        self.places = Places(Placement.at_start(shape.servers))
+        self.steps_made: dict[BucketId, int] = {}
+        """How often a version of each bucket was made here, as its home."""
+        self.made_twice = 0
+        """How many of them had been made here before, in either role. Never any; counted so that it can be seen."""
+        self._newest_made: dict[BucketId, Step] = {}
+        self._others = {other: OtherServer() for other in shape.server_ids() if other != task}
+        self._handed: dict[BucketId, HandedBucket] = {}
+        self._seconds = SecondShard(self.places, journal, self._reaches)
+        self._held_repeat_at: float | None = None
+        self._former_saves = 0
+        """How many shards are being written that no longer are what this server is the home of."""
+
+    # -- the door --
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        match event:
+            case MeanMade():
+                return self._on_mean_made(event, now)
+            case MeanArrived():
+                return self._seconds.on_mean(event, now)
+            case TransferEnded(kind=TensorKind.MEAN):
+                return self._on_mean_left(event, now)
+            case BucketApplied() if event.bucket in self._seconds.buckets:
+                self._count(event.bucket, event.step)
+                return self._seconds.on_made(event, now)
+            case BucketTaken():
+                return self._seconds.on_taken(event, now)
+            case Received(message=View() as view):
+                return self._on_view(view, now)
+            case Received(peer=peer) if peer in self._others:
+                return self._on_server_said(event, now) + super().handle(event, now)
+            case LinkUp(peer=peer) if peer in self._others:
+                return self._on_server_up(event, now) + super().handle(event, now)
+            case LinkLost(peer=peer) if peer in self._others:
+                self._on_server_lost(peer)
+                return super().handle(event, now)
+            case Tick():
+                return self._hand_on_again_if_due(now) + super().handle(event, now)
+            case _:
+                return super().handle(event, now)
+
+    def _on_server_said(self, event: Received, now: float) -> list[Effect]:
+        if event.incarnation != self._others[event.peer].incarnation:
+            return []
+        match event.message:
+            case Grant(ticket=ticket):
+                self._others[event.peer].grant = ticket
+                return self._hand_on_all(event.peer, now) + self._copy_next()
+            case HandOn() as update:
+                return self._seconds.on_handed_on(event.peer, update, now)
+            case Holding() as said:
+                return self._on_holding(event.peer, said, now)
+            case BucketCopy() as part:
+                return self._seconds.on_copy(event.peer, part)
+            case _:
+                return []
+
+    # -- links between servers --
+
+    def _on_server_up(self, event: LinkUp, now: float) -> list[Effect]:
+        other = self._others[event.peer]
+        other.incarnation, other.linked, other.grant = event.incarnation, True, None
+        self._journal.record(now, Happening.LINK_UP, peer=event.peer)
+        return [GrantRegion(event.peer)] if self._prepared else []
+
+    def _on_server_lost(self, peer: TaskId) -> None:
+        other = self._others[peer]
+        other.linked, other.grant = False, None
+        for bucket, handed in self._handed.items():
+            if self.places.of(bucket).second_task == peer:
+                handed.flying = handed.copying = False
+
+    def _reaches(self, task: TaskId | None) -> bool:
+        """Whether this server is there, in the incarnation that belongs to the view."""
+        if task is None or task not in self._others:
+            return False
+        other = self._others[task]
+        return other.linked and other.incarnation == self.places.lives.get(task)
+
+    # -- the view --
+
+    def _on_layout(self, side: WorkerSide, layout: Layout, now: float) -> list[Effect]:
+        """What it prepares depends on the view. A server that joins a job that runs does not begin with a checkpoint:
+        it is filled by others."""
+        if not self.places.view:
+            side.layout = layout
+            return []
+        effects = super()._on_layout(side, layout, now)
+        fresh = replace(layout, start=INITIAL_STEP, checkpoint="")
+        late = self.places.view > 1 and not any(h.home == self.task.index for h in self.places.placement.shards)
+        return [Prepare(fresh) if isinstance(one, Prepare) and late else one for one in effects]
+
+    def _on_prepared(self, event: Prepared, now: float) -> list[Effect]:
+        if self._prepared:
+            return []
+        self.places.plan = event.plan
+        effects = super()._on_prepared(event, now)
+        effects += self._take_places(now)
+        return effects + [GrantRegion(peer) for peer, other in self._others.items() if other.linked]
+
+    def _own_buckets(self, plan: Plan) -> tuple[BucketId, ...]:
+        return tuple(bucket.id for bucket in plan.buckets if self.places.of(bucket.id).home == self.task.index)
+
+    def _on_view(self, view: View, now: float) -> list[Effect]:
+        if not self.places.take(view):
+            return []
+        self.coordinator = self.places.placement.coordinator
+        self._coordinator = self.places.lives[self.coordinator]
+        self.committed = max(self.committed, view.start - 1)
+        if self._prepared:
+            return self._take_places(now)
+        chief = self._workers[CHIEF]
+        if self._layout is not None or chief.layout is None:
+            return []
+        return self._on_layout(chief, chief.layout, now)
+
+    def _take_places(self, now: float) -> list[Effect]:
+        """Be what the view says of each bucket; all that is open is said again."""
+        assert self.places.plan is not None
+        me, before = self.task.index, frozenset(self._ledgers)
+        effects: list[Effect] = []
+        for bucket in self.places.plan.buckets:
+            homes = self.places.of(bucket.id)
+            if homes.home == me:
+                effects += self._be_home(bucket.id)
+            elif homes.second == me:
+                self._seconds.buckets.setdefault(
+                    bucket.id, SecondBucket(self._first_version if homes.whole else NOTHING)
+                )
+            else:
+                self._ledgers.pop(bucket.id, None)
+                self._seconds.buckets.pop(bucket.id, None)
+        if before != self._ledgers.keys():
+            self._save_anew()
+        self._find_step(now)
+        for ledger in self._ledgers.values():
+            self._handed[ledger.bucket].hand_to(self.places.second_life(ledger.bucket))
+            effects += self._make_known_if_held(ledger, now)
+            effects += self._apply_if_possible(ledger, now)  # the view may tell of a commit that was lost
+        effects += self._copy_next()
+        for other in self._others:
+            effects += self._hand_on_all(other, now)
+        return effects + self._say_again_to_workers(now) + self._say_what_is_unheard(now)
+
+    def _save_anew(self) -> None:
+        """What was saved of a version, or is being written, is of other buckets than those that are here now."""
+        if self._save_version > INITIAL_STEP and (self._saved is None or self._saved.version != self._save_version):
+            self._former_saves += 1
+        self._saved, self._save_version = None, INITIAL_STEP
+
+    def _on_shard_saved(self, event: ShardSaved) -> list[Effect]:
+        if self._former_saves:
+            self._former_saves -= 1  # they are written one after another
+            return []
+        return super()._on_shard_saved(event)
+
+    @property
+    def _first_version(self) -> int:
+        assert self._layout is not None
+        return self._layout.start
+
+    def _be_home(self, bucket: BucketId) -> list[Effect]:
+        self._handed.setdefault(bucket, HandedBucket())
+        known = self._seconds.buckets.pop(bucket, None)
+        if bucket in self._ledgers:
+            return []
+        if known is None:
+            self._ledgers[bucket] = Ledger(bucket, [0] * self.slots, self._first_version)
+            return []
+        ledger = self._ledgers[bucket] = Ledger(bucket, [0] * self.slots, known.version)
+        if known.making:
+            # The store makes what the former home had handed on, and then it is made.
+            ledger.state = ServedBucketState.APPLYING
+            self._handed[bucket].update = known.update
+            return []
+        return [GiveBack(known.arrival)] if known.arrival else []
+
+    def _find_step(self, now: float) -> None:
+        """The step that the buckets of this server are in: with new ones it may be the one before."""
+        if not self._ledgers:
+            return
+        self.step = min(ledger.version for ledger in self._ledgers.values())
+        self._applied, self._applied_at = self.step - 1, now if self.committed < self.step - 1 else None
+
+    def _say_again_to_workers(self, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for side in self._workers.values():
+            if side.granted and self.contributes(side.id, self.step):
+                effects.append(self._open(side, now))
+            for bucket in sorted(self._ledgers, reverse=True):
+                effects += self._deliver(side, self._ledgers[bucket], now)
+        return effects
+
+    def _open(self, side: WorkerSide, now: float) -> Send:
+        said = super()._open(side, now).message
+        assert isinstance(said, Open)
+        return Send(side.id, replace(said, view=self.places.view))
+
+    def _unheard(self) -> list[Message]:
+        view, unheard = self.places.view, super()._unheard()
+        if self._applied == NOTHING_TO_APPLY and not any(isinstance(one, Applied) for one in unheard):
+            # Every view counts anew, and nothing that happens here shows whether the coordinator has heard it.
+            unheard.append(Applied(self._applied))
+        return [replace(one, view=view) if isinstance(one, Applied) else one for one in unheard]
+
+    def _forget_step(self, step: Step) -> None:
+        """Rates are kept for a step longer: in it, this server may become the home of other buckets."""
+        super()._forget_step(step - 1)
+
+    # -- at its home --
+
+    def _may_apply(self, ledger: Ledger) -> bool:
+        handed = self._handed[ledger.bucket]
+        return super()._may_apply(ledger) and not handed.flying and not handed.copying
+
+    def _waits_for_second(self, bucket: BucketId) -> bool:
+        """Whether nothing of this bucket may be known that its second home does not have."""
+        return self.places.of(bucket).whole or self._handed[bucket].in_step
+
+    def _apply_if_possible(self, ledger: Ledger, now: float) -> list[Effect]:
+        return [self._noted(one) if isinstance(one, Apply) else one for one in super()._apply_if_possible(ledger, now)]
+
+    def _noted(self, apply: Apply) -> Apply:
+        handed = self._handed[apply.bucket]
+        mean = bool(apply.arrivals)
+        handed.update = HandOn(apply.step, apply.bucket, mean, apply.rates, apply.without, apply.values)
+        handed.is_ready = not mean
+        self.steps_made[apply.bucket] = self.steps_made.get(apply.bucket, 0) + 1
+        self._count(apply.bucket, apply.step)
+        handed.digests = ("", "")
+        return replace(apply, hands_on=mean, digests=compares(apply.step))
+
+    def _count(self, bucket: BucketId, step: Step) -> None:
+        """This server begins to make the version after ``step``."""
+        self.made_twice += step <= self._newest_made.get(bucket, NOTHING)
+        self._newest_made[bucket] = step
+
+    def _on_mean_made(self, event: MeanMade, now: float) -> list[Effect]:
+        handed = self._handed.get(event.bucket)
+        if handed is None or handed.update is None or handed.update.step != event.step:
+            return []
+        handed.is_ready = True
+        return self._hand_on(event.bucket, now)
+
+    def _hand_on(self, bucket: BucketId, now: float) -> list[Effect]:
+        handed, second = self._handed[bucket], self.places.of(bucket).second_task
+        update = handed.update
+        if update is None or not handed.is_ready or handed.held > update.step or second is None:
+            return []
+        if not self._reaches(second) or not self._waits_for_second(bucket):
+            return []
+        self._held_repeat_at = now + REPEAT_SECONDS
+        effects: list[Effect] = [Send(second, update)]
+        grant = self._others[second].grant
+        if update.mean and not handed.flying and grant is not None:
+            handed.flying = True
+            effects.append(SendMean(second, update.step, bucket, grant))
+        return effects
+
+    def _hand_on_all(self, second: TaskId, now: float) -> list[Effect]:
+        if not self._prepared:
+            return []
+        mine = [bucket for bucket in self._ledgers if self.places.of(bucket).second_task == second]
+        return [effect for bucket in mine for effect in self._hand_on(bucket, now)]
+
+    def _on_mean_left(self, event: TransferEnded, now: float) -> list[Effect]:
+        handed, ledger = self._handed.get(event.bucket), self._ledgers.get(event.bucket)
+        if handed is None or ledger is None or event.peer != self.places.of(event.bucket).second_task:
+            return []
+        handed.flying = False
+        return self._apply_if_possible(ledger, now)
+
+    def _on_bucket_applied(self, event: BucketApplied, now: float) -> list[Effect]:
+        ledger = self._ledgers.get(event.bucket)
+        if ledger is None:
+            return []
+        ledger.state = advance(SERVED_BUCKET_TRANSITIONS, ledger.state, ServedBucketTrigger.HAND_ON)
+        handed = self._handed[event.bucket]
+        handed.digests, handed.since = (event.digest, handed.digests[1]), now
+        # Where there was nothing to reduce, or another server had made the mean, this is the first word of it.
+        handed_on = self._hand_on(event.bucket, now) if not self._handed[event.bucket].flying else []
+        return handed_on + self._make_known_if_held(ledger, now)
+
+    def _on_holding(self, peer: TaskId, said: Holding, now: float) -> list[Effect]:
+        handed, ledger = self._handed.get(said.bucket), self._ledgers.get(said.bucket)
+        if handed is None or ledger is None or self.places.of(said.bucket).second_task != peer:
+            return []
+        handed.held = max(handed.held, said.version)
+        if handed.copying and said.version == handed.copied:
+            handed.copying, handed.in_step = False, True
+            return self._copy_next() + self._say_if_whole() + self._apply_if_possible(ledger, now)
+        if said.version == ledger.version + 1:
+            handed.digests = (handed.digests[0], said.digest)
+        return self._make_known_if_held(ledger, now)
+
+    # -- a second home that is new --
+
+    def _copy_next(self) -> list[Effect]:
+        """In the background: one bucket after another. Only the one that is being copied waits for it."""
+        if any(handed.copying for handed in self._handed.values()):
+            return []
+        for ledger in self._ledgers.values():
+            handed, second = self._handed[ledger.bucket], self.places.of(ledger.bucket).second_task
+            if second is None or self._waits_for_second(ledger.bucket) or not self._reaches(second):
+                continue
+            if self._others[second].grant is None:
+                continue  # it has no memory yet
+            if ledger.is_closed or ledger.version <= INITIAL_STEP:
+                continue  # once its next version is known, this is asked again
+            handed.copying, handed.copied = True, ledger.version
+            return [CopyBucket(second, ledger.bucket, ledger.version)]
+        return []
+
+    def _say_if_whole(self) -> list[Effect]:
+        """Once a second home has all of a shard. A copy has no older version, and a worker that comes back may ask for
+        the one after the last committed step: so that step must be the one that the copies contain."""
+        effects: list[Effect] = []
+        for shard, homes in enumerate(self.places.placement.shards):
+            mine = [b for b in self._ledgers if self.places.of(b) is homes]
+            if homes.home != self.task.index or homes.second_task is None or homes.whole:
+                continue
+            handed = [self._handed[bucket] for bucket in mine]
+            if all(one.in_step and one.copied <= self.committed + 1 for one in handed):
+                effects.append(Send(self.coordinator, SecondWhole(shard, self.places.view)))
+        return effects
+
+    def _on_commit(self, event: Received, commit: Commit, now: float) -> list[Effect]:
+        return super()._on_commit(event, commit, now) + self._say_if_whole()
+
+    def _make_known_if_held(self, ledger: Ledger, now: float) -> list[Effect]:
+        handed = self._handed[ledger.bucket]
+        if ledger.state is not ServedBucketState.HANDED_ON:
+            return []
+        if handed.differs and handed.second is not None:
+            reason = Reason(Cause.DRIFTED, phrases.homes_differ(ledger.version), peer=str(self.task))
+            return self._break(handed.second[0], reason, now)
+        if self._waits_for_second(ledger.bucket) and handed.held <= ledger.version:
+            return []
+        handed.update = None
+        if all(one.state is not ServedBucketState.HANDED_ON for one in self._ledgers.values() if one is not ledger):
+            self._held_repeat_at = None
+        return self._make_known(ledger, ServedBucketTrigger.HELD, now) + self._copy_next()
+
+    # -- time, and what others may ask --
+
+    def _hand_on_again_if_due(self, now: float) -> list[Effect]:
+        if self._held_repeat_at is None or now < self._held_repeat_at:
+            return []
+        self._held_repeat_at = None
+        return [effect for bucket in self._ledgers for effect in self._hand_on(bucket, now)]
+
+    def next_deadline(self) -> float | None:
+        due = [at for at in (super().next_deadline(), self._held_repeat_at) if at is not None]
+        return min(due, default=None)
+
+    def waits(self) -> list[Wait]:
+        found = super().waits()
+        late: dict[TaskId, list[float]] = {}
+        for ledger in self._ledgers.values():
+            second = self.places.of(ledger.bucket).second_task
+            if ledger.state is ServedBucketState.HANDED_ON and second is not None:
+                late.setdefault(second, []).append(self._handed[ledger.bucket].since)
+        for second, times in late.items():
+            state = phrases.buckets_outstanding(phrases.handed_on(), len(times))
+            due = self._held_repeat_at or min(times) + REPEAT_SECONDS
+            found.append(Wait(self.task, second, WaitKind.HOLDING, self.step, min(times), due, state))
+        return found
+
+    def snapshot(self) -> dict[str, object]:
+        placement = self.places.placement
+        return {
+            **super().snapshot(),
+            "view": self.places.view,
+            "whole": placement.whole,
+            "made": sum(self.steps_made.values()),
+            "made_twice": self.made_twice,
+            "second_home_of": sorted(self._seconds.buckets),
+        }

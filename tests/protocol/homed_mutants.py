@@ -1,0 +1,186 @@
+"""Defects that are planted into the machines with second homes, one at a time. The search must find every one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from lockstep.protocol.coordinator.deputy import DeputyMachine
+from lockstep.protocol.coordinator.homed_coordinator import HomedCoordinator
+from lockstep.protocol.coordinator.saving import Saving
+from lockstep.protocol.coordinator.server_losses import ServerLosses
+from lockstep.protocol.core.causes import Cause, Reason
+from lockstep.protocol.core.effects import Apply, CopyBucket, Effect, Send
+from lockstep.protocol.core.events import Event, LinkLost, PeerGone
+from lockstep.protocol.core.ids import TaskId
+from lockstep.protocol.core.messages import HandOn, Holding, Resolution, ResolutionHeld, SecondWhole, View
+from lockstep.protocol.core.placement import Placement
+from lockstep.protocol.member import MemberMachine
+from lockstep.protocol.server.homed_machine import HomedServerMachine
+from lockstep.protocol.server.second_homes import Places
+from lockstep.protocol.server.second_shard import SecondShard
+from lockstep.protocol.server.server_machine import ServerMachine
+from lockstep.protocol.task import TaskMachine
+from lockstep.protocol.worker.worker_machine import WorkerMachine
+
+from .homed_search import Part
+from .homed_world import HomedWorld
+
+
+class HomedMutant(NamedTuple):
+    """``owner``'s ``attribute`` is ``defect`` while the search runs."""
+
+    owner: type
+    attribute: str
+    defect: Callable[..., Any]
+    part: Part = Part.KILL
+    """The search that finds it soon."""
+
+    @property
+    def name(self) -> str:
+        return self.defect.__name__
+
+
+_RIGHT: dict[str, Callable[..., Any]] = {
+    "deputy": DeputyMachine.handle,
+    "resolution": HomedCoordinator._resolution,
+    "made": SecondShard._make_if_possible,
+    "on_resolution": DeputyMachine._on_resolution,
+    "copy": HomedWorld._copy,
+}
+
+
+def does_not_wait_for_the_second_home(self: HomedServerMachine, bucket: int) -> bool:
+    return False
+
+
+def deputy_takes_over_when_a_link_is_lost(self: DeputyMachine, event: Event, now: float) -> list[Effect]:
+    if isinstance(event, LinkLost):
+        event = PeerGone(event.peer, Reason(Cause.DEAD, event.reason))
+    effects: list[Effect] = _RIGHT["deputy"](self, event, now)
+    return effects
+
+
+def decisions_do_not_wait_for_the_deputy(self: HomedCoordinator, effects: list[Effect], now: float) -> list[Effect]:
+    freed, decided = self._choose_deputy(), self._resolution()
+    if decided == self._decided:
+        return freed + effects
+    self._decided = decided
+    self._resolved += 1
+    return freed + self._say_resolution(now) + effects
+
+
+def decisions_leave_out_states(self: HomedCoordinator) -> Resolution | None:
+    made: Resolution | None = _RIGHT["resolution"](self)
+    return None if made is None else replace(made, states=())
+
+
+def deputy_keeps_only_the_first_decision(
+    self: DeputyMachine, coordinator: TaskId, told: Resolution, now: float
+) -> list[Effect]:
+    if self.held is not None:
+        return [Send(coordinator, ResolutionHeld(told.number))]
+    effects: list[Effect] = _RIGHT["on_resolution"](self, coordinator, told, now)
+    return effects
+
+
+def second_home_confirms_what_it_has_not(self: SecondShard, home: TaskId, update: HandOn, now: float) -> list[Effect]:
+    self.buckets[update.bucket].update = update
+    made = self._make_if_possible(home, update.bucket, now)
+    return [Send(home, Holding(update.bucket, update.step + 1)), *made]
+
+
+def second_home_makes_it_with_other_rates(self: SecondShard, home: TaskId, bucket: int, now: float) -> list[Effect]:
+    made = _RIGHT["made"](self, home, bucket, now)
+    return [replace(one, rates=()) if isinstance(one, Apply) else one for one in made]
+
+
+def second_home_makes_it_from_the_start_again(self: HomedServerMachine, bucket: int) -> list[Effect]:
+    self._seconds.buckets.pop(bucket, None)
+    return _be_home(self, bucket)
+
+
+_be_home = HomedServerMachine._be_home
+
+
+def is_called_whole_too_soon(self: HomedServerMachine) -> list[Effect]:
+    mine = [(n, homes) for n, homes in enumerate(self.places.placement.shards) if homes.home == self.task.index]
+    lacking = [n for n, homes in mine if homes.second_task is not None and not homes.whole]
+    return [Send(self.coordinator, SecondWhole(n, self.places.view)) for n in lacking]
+
+
+def shards_are_not_saved_anew(self: HomedServerMachine) -> None:
+    return None
+
+
+def checkpoint_waits_for_who_is_lost(self: Saving, savers: Any, now: float) -> bool:
+    return False
+
+
+def old_views_count(self: Places, view: View) -> bool:
+    if not view.shards:
+        return False
+    self.view, self.placement = view.number, Placement(view.shards, view.decisions[0])
+    return True
+
+
+def nobody_follows_the_deputy(self: MemberMachine, peer: TaskId, life: int, view: View) -> None:
+    return None
+
+
+def strangers_are_not_told(self: TaskMachine, coordinator: HomedCoordinator) -> list[Effect]:
+    return []
+
+
+def workers_send_nothing_again(self: WorkerMachine, *_: Any) -> list[Effect]:
+    return []
+
+
+def means_are_overwritten_on_their_way(self: HomedServerMachine, ledger: Any) -> bool:
+    return ServerMachine._may_apply(self, ledger)
+
+
+def copies_are_of_no_use(self: ServerLosses, task: TaskId) -> None:
+    """A server that comes back is the second home of nothing, and yet whole."""
+    self._alive.add(task.index)
+    after = self.placement.after(frozenset(self._alive))
+    assert after is not None
+    self.placement = Placement(tuple(replace(h, whole=True) for h in after.shards), after.coordination)
+
+
+def copies_have_no_optimizer_state(self: HomedWorld, name: TaskId, effect: CopyBucket) -> None:
+    self.tasks[name].momentum, kept = {}, self.tasks[name].momentum
+    _RIGHT["copy"](self, name, effect)
+    self.tasks[name].momentum = kept
+
+
+def takes_over_in_the_middle_of_an_update(self: HomedServerMachine, bucket: int) -> list[Effect]:
+    """What its store was making as a second home is begun again as a home."""
+    known = self._seconds.buckets.get(bucket)
+    if known is not None:
+        known.making = False
+    return _be_home(self, bucket)
+
+
+MUTANTS = (
+    HomedMutant(HomedServerMachine, "_waits_for_second", does_not_wait_for_the_second_home),
+    HomedMutant(DeputyMachine, "handle", deputy_takes_over_when_a_link_is_lost, Part.CUT),
+    HomedMutant(HomedCoordinator, "_held", decisions_do_not_wait_for_the_deputy),
+    HomedMutant(HomedCoordinator, "_resolution", decisions_leave_out_states, Part.TWO),
+    HomedMutant(DeputyMachine, "_on_resolution", deputy_keeps_only_the_first_decision),
+    HomedMutant(SecondShard, "on_handed_on", second_home_confirms_what_it_has_not),
+    HomedMutant(SecondShard, "_make_if_possible", second_home_makes_it_with_other_rates),
+    HomedMutant(HomedServerMachine, "_be_home", second_home_makes_it_from_the_start_again),
+    HomedMutant(HomedServerMachine, "_say_if_whole", is_called_whole_too_soon),
+    HomedMutant(HomedServerMachine, "_save_anew", shards_are_not_saved_anew, Part.SAVE),
+    HomedMutant(Saving, "change_savers", checkpoint_waits_for_who_is_lost, Part.SAVE),
+    HomedMutant(Places, "take", old_views_count),
+    HomedMutant(MemberMachine, "follow", nobody_follows_the_deputy),
+    HomedMutant(TaskMachine, "_tell_strangers", strangers_are_not_told, Part.TWO),
+    HomedMutant(WorkerMachine, "_move", workers_send_nothing_again),
+    HomedMutant(HomedServerMachine, "_may_apply", means_are_overwritten_on_their_way),
+    HomedMutant(ServerLosses, "come_back", copies_are_of_no_use),
+    HomedMutant(HomedWorld, "_copy", copies_have_no_optimizer_state, Part.AGAIN),
+    HomedMutant(HomedServerMachine, "_be_home", takes_over_in_the_middle_of_an_update),
+)

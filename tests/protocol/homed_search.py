@@ -1,0 +1,142 @@
+"""Runs of the machines with second homes, each disturbed in one way: what a search goes through."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import NamedTuple
+
+from lockstep.protocol.core.events import Event
+from lockstep.protocol.core.ids import BucketId, Role, TaskId, server, worker
+
+from .homed_harms import SAVING, BrokenRuleError, Cut, HarmedWorld
+
+Moment = tuple[TaskId, int]
+"""A task, and the number of its event."""
+
+
+class SavingWorld(HarmedWorld):
+    """Every version goes into a checkpoint."""
+
+    rules = SAVING
+
+
+class AgainWorld(HarmedWorld):
+    """Every server that is killed comes back, and once all are whole again, another one may be killed."""
+
+    dice = random.Random(0)
+
+    def handle(self, name: TaskId, event: Event) -> None:
+        task = self.tasks[name]
+        may = name.role is Role.SERVER and task.alive and task.ended is None and len(self.killed) < 3
+        if self.killed and may and self.dice.random() < 0.02 and self.is_whole:
+            self.kills[name, task.events] = self.dice.random() < 0.5
+        super().handle(name, event)
+
+
+class Calm(NamedTuple):
+    """The run that nobody disturbs."""
+
+    numbers: dict[BucketId, int]
+    moments: list[Moment]
+    """After every task was a member."""
+    last: dict[BucketId, int]
+    """Its last checkpoint."""
+
+
+def calm_run(kind: type[HarmedWorld] = HarmedWorld, **shape: int) -> Calm:
+    world = kind(**shape)
+    world.run()
+    return Calm(world.numbers(), world.history[world.formed_at :], world.checkpoints.get(world.steps, {}))
+
+
+def judged(world: HarmedWorld, calm: Calm, *, may_end: bool = False) -> bool:
+    """Play it to its end; whether it ended well. ``may_end``: it need not, if all are told."""
+    world.run(6_000)
+    ends = [
+        task.ended for task in world.tasks.values() if task.alive and task.ended is not None and not task.ended.alone
+    ]
+    if not all(end.ok for end in ends):
+        if may_end and all(not end.ok and end.reason.text for end in ends):
+            return False
+        raise BrokenRuleError(f"the job has ended\n{world.story()}")
+    if world.numbers() != calm.numbers:
+        raise BrokenRuleError(f"other numbers\n{world.story()}")
+    if calm.last and world.checkpoints.get(world.steps) != calm.last:
+        raise BrokenRuleError(f"another last checkpoint\n{world.story()}")
+    return True
+
+
+def one_kill(calm: Calm, kind: type[HarmedWorld], first: int, stride: int) -> Iterator[HarmedWorld]:
+    """Any task at every so-manieth event. What follows from the event still leaves, or not; what had left arrives, or
+    not; a server comes back, or not."""
+    for number, moment in enumerate(calm.moments[first::stride]):
+        for variant in range(8) if stride == 1 else (number % 8,):
+            world = kind()
+            world.kills[moment] = bool(variant & 1)
+            world.keeps_last_words = bool(variant & 2)
+            world.restarts = bool(variant & 4) or moment[0].role is Role.WORKER
+            yield world
+
+
+def two_kills(calm: Calm, dice: random.Random, runs: int) -> Iterator[HarmedWorld]:
+    """A server, and shortly before or after it a worker, or, in every third run, the other server; all come back."""
+    for number in range(runs):
+        world = HarmedWorld()
+        at = dice.choice([n for n, moment in enumerate(calm.moments) if moment[0].role is Role.SERVER])
+        first, near = calm.moments[at], calm.moments[max(0, at - 20) : at + 20]
+        others = {worker(0), worker(1)} if number % 3 else {server(1 - first[0].index)}
+        second = dice.choice([moment for moment in near if moment[0] in others] or [first])
+        world.kills = {first: dice.random() < 0.5, second: dice.random() < 0.5}
+        world.restarts, world.keeps_last_words = True, dice.random() < 0.5
+        yield world
+
+
+def cut_servers(calm: Calm, first: int, stride: int) -> Iterator[HarmedWorld]:
+    """One server is cut from the other, or from everybody, who then take it for dead; some cuts heal."""
+    moments = [moment for moment in calm.moments if moment[0].role is Role.SERVER]
+    for number, moment in enumerate(moments[first::stride]):
+        one = moment[0]
+        world = HarmedWorld()
+        believed = number % 2 == 1
+        others = tuple(t for t in world.tasks if t != one) if believed else (server(1 - one.index),)
+        world.cut = Cut(*moment, others, heals=not believed or number % 4 == 1, believed_dead=believed)
+        yield world
+
+
+def again_and_again(seeds: range, servers: int = 2) -> Iterator[tuple[AgainWorld, Calm]]:
+    """Up to three servers, each after all were whole again."""
+    for seed in seeds:
+        shape = {"seed": seed, "servers": servers, "steps": 8, "buckets": 3}
+        calm, dice = calm_run(HarmedWorld, **shape), random.Random(seed)
+        world = AgainWorld(**shape)
+        world.restarts, world.dice, world.keeps_last_words = True, random.Random(seed), bool(seed % 2)
+        moments = [moment for moment in calm.moments if moment[0].role is Role.SERVER]
+        world.kills[dice.choice(moments[: len(moments) // 2])] = bool(seed % 3)
+        yield world, calm
+
+
+class Part(StrEnum):
+    """What a search does to its runs."""
+
+    KILL = "one kill"
+    SAVE = "one kill, with checkpoints"
+    CUT = "a cut"
+    TWO = "two kills"
+    AGAIN = "kills, each after all were whole again"
+
+
+def search(part: Part, stride: int = 9) -> Iterator[tuple[HarmedWorld, Calm, bool]]:
+    """Runs to be judged; the last field: whether the job may end."""
+    kind = SavingWorld if part is Part.SAVE else HarmedWorld
+    calm = calm_run(kind)
+    if part is Part.AGAIN:
+        yield from ((world, known, False) for world, known in again_and_again(range(40)))
+    for first in range(stride):
+        if part is Part.CUT:
+            yield from ((world, calm, False) for world in cut_servers(calm, first, stride))
+        elif part is Part.TWO:
+            yield from ((world, calm, True) for world in two_kills(calm, random.Random(first), 50))
+        else:
+            yield from ((world, calm, False) for world in one_kill(calm, kind, first, stride))

@@ -1,0 +1,119 @@
+"""Second homes as they run: kills, cuts and checkpoints at events of a run (``docs/replication.md``).
+
+A tenth of what ``test_every_event`` looks at, which takes minutes and belongs to ``make test-long``.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from itertools import chain
+
+import pytest
+
+from lockstep.protocol.core.causes import Cause
+from lockstep.protocol.core.errors import LocalProtocolError
+from lockstep.protocol.core.ids import server
+
+from .homed_harms import Cut, HarmedWorld
+from .homed_mutants import MUTANTS, HomedMutant
+from .homed_search import (
+    Calm,
+    SavingWorld,
+    again_and_again,
+    calm_run,
+    cut_servers,
+    judged,
+    one_kill,
+    search,
+    two_kills,
+)
+
+
+@pytest.mark.parametrize("kind", [HarmedWorld, SavingWorld])
+def test_any_task_is_killed_at_any_event(kind: type[HarmedWorld]) -> None:
+    calm = calm_run(kind)
+    for world in one_kill(calm, kind, 3, 17):
+        assert judged(world, calm)
+
+
+def test_a_commit_that_only_a_view_tells_of_frees_what_waited_for_it() -> None:
+    """Its home had all gradients of a bucket, and waited for a commit that was lost with the coordinator."""
+    calm = calm_run()
+    for moment in [moment for moment in calm.moments if moment[0] == server(0)][24:36]:
+        world = HarmedWorld()
+        world.kills[moment], world.keeps_last_words = True, False
+        assert judged(world, calm)
+
+
+def test_a_worker_and_a_server_are_killed_at_the_same_time() -> None:
+    calm = calm_run()
+    ended = [world for world in two_kills(calm, random.Random(1), 24) if not judged(world, calm, may_end=True)]
+    # Only the loss of both servers ends the job, and everybody knows why.
+    assert all(set(world.killed) == {server(0), server(1)} for world in ended)
+
+
+def test_a_cut_that_heals_is_not_noticed() -> None:
+    calm = calm_run()
+    for world in cut_servers(calm, 2, 13):
+        assert judged(world, calm)
+
+
+@pytest.mark.parametrize("number", [20, 60, 90])
+def test_two_servers_that_are_cut_from_each_other_never_both_go_on(number: int) -> None:
+    """Nobody has proof: neither takes over, and nothing more is committed than what both had decided."""
+    calm = calm_run()
+    moment = [moment for moment in calm.moments if moment[0] == server(number // 20 % 2)][number // 2]
+    world = HarmedWorld()
+    world.cut = Cut(*moment, (server(1 - moment[0].index),), heals=False)
+    with pytest.raises(AssertionError, match="the run does not end"):
+        world.run(1_500)
+    assert world.views_since_cut == 0
+    assert world.steps_since_cut <= 1
+
+
+def test_a_server_that_was_taken_for_dead_ends_when_it_hears_of_it() -> None:
+    calm = calm_run()
+    moment = [moment for moment in calm.moments if moment[0] == server(0)][20]
+    world = HarmedWorld()
+    world.cut = Cut(*moment, tuple(task for task in world.tasks if task != server(0)), believed_dead=True)
+    assert judged(world, calm)
+    ended = world.tasks[server(0)].ended
+    assert ended is not None
+    assert (ended.alone, ended.reason.cause) == (True, Cause.STALE_INCARNATION)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_planted_bug_is_found(mutant: HomedMutant, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = search(mutant.part)
+    run = next(runs)  # what is right was played before this
+    monkeypatch.setattr(mutant.owner, mutant.attribute, mutant.defect)
+    with pytest.raises((AssertionError, KeyError, LocalProtocolError)):
+        _judge_all([run], runs)
+
+
+def _judge_all(*runs: Iterable[tuple[HarmedWorld, Calm, bool]]) -> None:
+    for world, calm, may_end in chain(*runs):
+        judged(world, calm, may_end=may_end)
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_every_event() -> None:
+    played = 0
+    for kind in (HarmedWorld, SavingWorld):
+        calm = calm_run(kind)
+        for world in one_kill(calm, kind, 0, 1):
+            played += judged(world, calm)
+    calm = calm_run()
+    for world in cut_servers(calm, 0, 1):
+        played += judged(world, calm)
+    for world in two_kills(calm, random.Random(0), 1000):
+        judged(world, calm, may_end=True)
+        played += 1
+    for servers in (2, 3):
+        for again, calm in again_and_again(range(100), servers):
+            played += judged(again, calm)
+    assert played > 5000

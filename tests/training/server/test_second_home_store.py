@@ -1,0 +1,80 @@
+"""Both homes of a bucket make the same bits: of the mean that is handed on, and after a copy."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from lockstep.protocol.core.effects import Apply
+from lockstep.protocol.core.ids import INITIAL_STEP, worker
+from lockstep.protocol.core.messages import GroupRates, Layout, OptimizerEntry, ParameterEntry
+from lockstep.protocol.core.plan import make_plan
+from lockstep.training.server.shard_store import TorchShardStore
+
+ENTRIES = (ParameterEntry("weight", 304, "float32", 0), ParameterEntry("bias", 16, "float32", 0))
+PLAN = make_plan(ENTRIES, 2, 4096)
+RATES = (GroupRates(("lr",), (0.1,)),)
+OPTIMIZERS = {"SGD": {"momentum": 0.9, "weight_decay": 0.01}, "Adam": {}}
+
+
+class Home:
+    """One server's store of both shards."""
+
+    def __init__(self, optimizer: str) -> None:
+        entry = OptimizerEntry(optimizer, json.dumps({"lr": 0.1, **OPTIMIZERS[optimizer]}))
+        layout = Layout(PLAN.hash, 4096, ENTRIES, (entry,))
+        self.store = TorchShardStore()
+        for shard in range(2):
+            nbytes = max(1, PLAN.shard_room(shard))
+            self.store.prepare(layout, PLAN, shard, [memoryview(bytearray(nbytes)) for _ in range(2)])
+
+    def make(self, step: int, gradients: list[memoryview], workers: int) -> None:
+        given = tuple(worker(index) for index in range(len(gradients)))
+        arrivals = tuple(range(1, len(gradients) + 1))
+        effect = Apply(step, 0, given, arrivals, workers, RATES, step % 2, (step + 1) % 2)
+        self.store.begin(effect, gradients, lambda error: None if error is None else pytest.fail(str(error)))
+
+    def reduce(self, step: int, gradients: list[memoryview]) -> memoryview:
+        given = tuple(worker(index) for index in range(len(gradients)))
+        mean = memoryview(bytearray(PLAN.buckets[0].nbytes))
+        effect = Apply(step, 0, given, (1, 2), len(given), RATES, step % 2, (step + 1) % 2, scale=0.5)
+        self.store.reduce(effect, gradients, mean)
+        return mean
+
+
+def _random(seed: int) -> memoryview:
+    values = torch.randn(PLAN.buckets[0].nbytes // 4, generator=torch.Generator().manual_seed(seed))
+    return values.numpy().data.cast("B")
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_both_homes_make_the_same_of_a_mean_and_a_copy_goes_on_like_its_home(optimizer: str) -> None:
+    home, second, late = Home(optimizer), Home(optimizer), Home(optimizer)
+    for one in (home, second):
+        one.make(INITIAL_STEP, [_random(0)], 1)
+    for step in range(4):
+        mean = home.reduce(step, [_random(2 * step + 1), _random(2 * step + 2)])
+        for one in (home, second, *([late] if step == 3 else [])):
+            one.make(step, [mean], 1)
+        if step == 2:
+            late.store.take_in(0, 3, home.store.copy_out(0, 3))
+    assert home.store.digest(0, 4) == second.store.digest(0, 4) == late.store.digest(0, 4)
+    assert home.store.digest(0, 4) != home.store.digest(0, 3)
+
+
+def test_the_mean_that_is_handed_on_is_the_one_that_is_applied() -> None:
+    home, plain = Home("SGD"), Home("SGD")
+    for one in (home, plain):
+        one.make(INITIAL_STEP, [_random(0)], 1)
+    gradients = [_random(1), _random(2)]
+    home.make(0, [home.reduce(0, gradients)], 1)
+    effect = Apply(0, 0, (worker(0), worker(1)), (1, 2), 2, RATES, 0, 1, scale=0.5)
+    plain.store.begin(effect, gradients, lambda error: None if error is None else pytest.fail(str(error)))
+    assert home.store.digest(0, 1) == plain.store.digest(0, 1)
+
+
+def test_a_copy_of_another_bucket_is_refused() -> None:
+    with pytest.raises(ValueError, match="are no copy of bucket 0"):
+        Home("SGD").store.take_in(0, 3, b"short")
