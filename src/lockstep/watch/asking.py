@@ -79,16 +79,17 @@ def findable(folder: Path, number: str, command: Sequence[str]) -> Iterator[Watc
 
 def watched_jobs() -> list[ListedWatch]:
     """This user's watched jobs on this host, the newest first."""
-    found = [one for one in map(_read, kept_entries()) if one is not None]
+    found = [one for one in map(read_entry, kept_entries()) if one is not None]
     return sorted(found, key=lambda one: one.started, reverse=True)
 
 
-def _read(data: bytes) -> ListedWatch | None:
+def read_entry(data: bytes) -> ListedWatch | None:
+    """None: it is something else."""
     try:
         fields: Any = read_json(data)
         texts = [plain(str(fields[name]), 4096) for name in ("watched", "socket", "command", "folder")]
         return ListedWatch(texts[0], texts[1], texts[2], texts[3], float(fields["started"]))
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError):
         return None  # a task of ours, or of another version
 
 
