@@ -6,6 +6,7 @@ what the kernel and the links count: a thread that is marked "computing" and use
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import deque
@@ -92,7 +93,12 @@ def thread_cpu(native_id: int) -> float:
     The time in the queue counts, because on a busy machine a thread that computes gets only a share of a processor.
     """
     try:
-        ran, queued, _ = Path(f"/proc/self/task/{native_id}/schedstat").read_text().split()
+        # By hand, because it is read in every look: a file object takes four times as long.
+        descriptor = os.open(f"/proc/self/task/{native_id}/schedstat", os.O_RDONLY)
+        try:
+            ran, queued, _ = os.read(descriptor, 200).split()
+        finally:
+            os.close(descriptor)
     except (OSError, ValueError):
         return -1.0
     return (int(ran) + int(queued)) / 1e9
