@@ -19,9 +19,9 @@ from docs.fences import Fence, fences, inline, of_language
 
 CALLED = {"lockstep", "python", "torchrun", "srun", "mpirun", "make", "pip", "ray", "sudo", *HARMLESS}
 STAND_IN = """#!{bash}
-printf '%s\\0' "${{0##*/}}" "$@" >> "$CALLS"
-printf '\\n' >> "$CALLS"
+printf '%s\\0' "${{0##*/}}" "$@" > "$CALLS/$$"
 """
+"""Each has a file of its own: the two ends of a pipe run at the same time."""
 BEFORE = 'kill() { "$STAND_INS/kill" "$@"; }\n'
 """``kill`` belongs to bash itself."""
 
@@ -44,7 +44,7 @@ def calls_of(script: str, stand_ins: Path, folder: Path) -> list[list[str]]:
     (home / ".config" / "lockstep").mkdir(parents=True)
     (home / ".config" / "lockstep" / "key").write_text("a key")
     calls = folder / "calls"
-    calls.touch()
+    calls.mkdir()
     (folder / ".ci").mkdir()
     shutil.copy(stand_ins / "make", folder / ".ci" / "run")
     environment = {"PATH": str(stand_ins), "STAND_INS": str(stand_ins), "CALLS": str(calls), "HOME": str(home)}
@@ -52,7 +52,7 @@ def calls_of(script: str, stand_ins: Path, folder: Path) -> list[list[str]]:
     command = [bash, "-c", script, "script.sh", "1"]
     done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=20, check=False)
     assert done.stderr == ""
-    return [line.split("\0")[:-1] for line in calls.read_text().split("\n") if line]
+    return [file.read_text().split("\0")[:-1] for file in calls.iterdir()]
 
 
 @pytest.mark.parametrize("fence", of_language("sh"), ids=str)
