@@ -37,7 +37,7 @@ def stand_ins(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def calls_of(script: str, stand_ins: Path, folder: Path) -> list[list[str]]:
-    """How the programs of a block are called; fails if bash cannot run it, or it calls something else."""
+    """How the programs of a block are called, by name; fails if bash cannot run it, or it calls something else."""
     bash = shutil.which("bash")
     assert bash is not None
     home = folder / "home"
@@ -52,7 +52,7 @@ def calls_of(script: str, stand_ins: Path, folder: Path) -> list[list[str]]:
     command = [bash, "-c", script, "script.sh", "1"]
     done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=20, check=False)
     assert done.stderr == ""
-    return [file.read_text().split("\0")[:-1] for file in calls.iterdir()]
+    return sorted(file.read_text().split("\0")[:-1] for file in calls.iterdir())
 
 
 @pytest.mark.parametrize("fence", of_language("sh"), ids=str)
@@ -107,7 +107,7 @@ def test_what_is_no_command_is_noticed(command: str) -> None:
 def test_a_block_is_run_as_bash_would(stand_ins: Path, tmp_path: Path) -> None:
     script = 'JOB="--a --b"\nlockstep bench $JOB \\\n  --c=d   # a comment\nkill -STOP PID\n'
     calls = calls_of(script, stand_ins, tmp_path)
-    assert calls == [["lockstep", "bench", "--a", "--b", "--c=d"], ["kill", "-STOP", "PID"]]
+    assert calls == [["kill", "-STOP", "PID"], ["lockstep", "bench", "--a", "--b", "--c=d"]]
 
 
 def test_every_block_says_what_it_is() -> None:
