@@ -71,6 +71,8 @@ def _node_host() -> Iterator[str]:
         assert (process.returncode, complaints) == (0, "")
 
 
+@pytest.mark.slow
+@pytest.mark.long
 def test_the_second_node_of_a_case_may_live_on_a_node_host(node_host: str) -> None:
     for case in ("tiny_and_odd_sizes", "a_killed_peer", "a_frozen_peer", "next_life"):
         done = run_command("grpc", "--only", case, "--node_host", node_host)
