@@ -43,19 +43,28 @@ def test_helpers_work_at_the_same_time_and_know_their_numbers() -> None:
     assert (0, own) in seen
 
 
-def test_numbers_of_threads_are_below_that_of_pieces_whoever_takes_part() -> None:
-    """Each has its own room for sums, and there are no more rooms than pieces."""
-    together, seen = threading.Barrier(2), set()
+def test_threads_go_on_with_what_was_begun_next_and_each_keeps_its_own_room() -> None:
+    """The caller begins a second work while a helper is still at the first one."""
+    begun, together, done = threading.Event(), threading.Barrier(2), []
+    rooms: dict[str, set[int]] = {}
 
-    def work(_piece: int, thread: int) -> None:
-        together.wait(SECONDS)
-        seen.add(thread)
+    def note(thread: int) -> None:
+        rooms.setdefault(threading.current_thread().name, set()).add(crew.room(thread, 4, torch.float32).data_ptr())
 
-    with contextlib.closing(PiecePool(7)) as crew:
-        crew.work_off(8, lambda _piece, _thread: None)
-        for _ in range(40):
-            crew.work_off(2, work)
-    assert seen == {0, 1}
+    def held_up(_piece: int, thread: int) -> None:
+        together.wait(SECONDS)  # both threads have a piece
+        note(thread)
+        assert thread == 0 or begun.wait(SECONDS)
+
+    with contextlib.closing(PiecePool(1)) as crew:
+        crew.begin(2, held_up, lambda _error: done.append("first"))
+        crew.begin(1, lambda _piece, thread: note(thread), lambda _error: done.append("second"))
+        assert done == ["second"]
+        begun.set()
+        crew.finish()
+    assert done == ["second", "first"]
+    assert sorted(map(len, rooms.values())) == [1, 1]
+    assert len(set.union(*rooms.values())) == 2
 
 
 @pytest.mark.parametrize("where", ["in a helper", "in the caller"])

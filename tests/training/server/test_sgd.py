@@ -10,7 +10,7 @@ import torch
 
 from lockstep.runtime.task.store import StoreTimes
 from lockstep.training.server.piece_pool import PiecePool
-from lockstep.training.server.sgd import PIECE_BYTES, is_plain_sgd, next_version, scratch_elements
+from lockstep.training.server.sgd import PIECE_BYTES, is_plain_sgd, next_version
 
 PIECE = PIECE_BYTES // 4
 SIZES = (1, 16, 1000, PIECE, PIECE + 48, 5 * PIECE)
@@ -26,6 +26,12 @@ OPTIONS: tuple[dict[str, float | bool], ...] = (
 def _gradients(workers: int, elements: int, step: int) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(1000 * step + workers)
     return [torch.randn(elements, generator=generator) for _ in range(workers)]
+
+
+def raised(error: Exception | None) -> None:
+    """What a step failed of."""
+    if error is not None:
+        raise error
 
 
 @pytest.fixture(name="crew", params=[0, 2], ids=["alone", "with helpers"])
@@ -45,7 +51,6 @@ def test_three_steps_have_the_bits_of_torch(
     reference = torch.optim.SGD([theirs], lr=0.1, **options)  # type: ignore[arg-type]
     slots = [start.clone(), torch.empty_like(start)]
     ours = torch.optim.SGD([torch.nn.Parameter(slots[0], requires_grad=False)], lr=0.1, **options)  # type: ignore[arg-type]
-    scratch = torch.empty(scratch_elements(start, crew))
     for step in range(3):
         gradients = _gradients(workers, elements, step)
         kept = [gradient.clone() for gradient in gradients]
@@ -56,7 +61,8 @@ def test_three_steps_have_the_bits_of_torch(
         reference.step()
         old, new = slots[step % 2], slots[(step + 1) % 2]
         before = old.clone()
-        next_version(ours, old, new, gradients, workers, scratch, crew, StoreTimes())
+        next_version(ours, old, new, gradients, workers, crew, StoreTimes(), raised)
+        crew.finish()
         assert torch.equal(new, theirs)
         assert torch.equal(old, before), "the old version must stay readable"
         assert all(torch.equal(a, b) for a, b in zip(gradients, kept, strict=True)), "gradients may be loans"
@@ -67,7 +73,7 @@ def test_a_mean_over_more_workers_than_sent_one_and_narrow_gradients() -> None:
     start, gradient = torch.ones(32), torch.full((32,), 3.0)
     new = torch.empty(32)
     optimizer = torch.optim.SGD([torch.nn.Parameter(start, requires_grad=False)], lr=1.0)
-    next_version(optimizer, start, new, [gradient.bfloat16()], 2, torch.empty(32), PiecePool(0), StoreTimes())
+    next_version(optimizer, start, new, [gradient.bfloat16()], 2, PiecePool(0), StoreTimes(), raised)
     assert torch.equal(new, torch.full((32,), -0.5))
 
 

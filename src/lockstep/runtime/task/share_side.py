@@ -140,6 +140,7 @@ class ShareSide(Side):
         self.tell_unsaved = self._saving.tell_unsaved
         self._handed = 0
         self._used = 0
+        self._counting = threading.Lock()
         """Updates that the store's thread has received, and those that it has finished."""
         self._work = StoreQueue()
         self._thread = threading.Thread(target=self._run_store, name=f"store {node.task.short}", daemon=True)
@@ -409,7 +410,8 @@ class ShareSide(Side):
             self._tell_broken(error)
         for loan in loans:
             loan.release()
-        self._used += 1
+        with self._counting:  # two buckets may be done at the same moment
+            self._used += 1
 
     def _copy_to(self, effect: CopyBucket, connection: Connection) -> None:
         """To a second home that is new, in messages: it happens once, and beside the steps."""

@@ -55,17 +55,16 @@ def mean_norm(
     given: Sequence[Tensor],
     replicas: int,
     spans: Sequence[BucketSpan],
-    rooms: Tensor,
+    dtype: torch.dtype,
     norm_type: float,
     crew: PiecePool,
 ) -> float:
-    """The norm of the mean. ``rooms``: for each thread as many elements as the largest span has."""
+    """The norm of the mean. ``dtype``: in which it is made."""
     norms = [0.0] * len(spans)
-    most = rooms.numel() // crew.size
 
     def measure(number: int, thread: int) -> None:
         span = spans[number]
-        room = rooms[thread * most :][: span.where.stop - span.where.start]
+        room = crew.room(thread, span.where.stop - span.where.start, dtype)
         mean = mean_of([one[span.where] for one in given], replicas, room)
         norms[number] = combined(norms_of([mean[part] for part in span.parts], norm_type).tolist(), norm_type)
 

@@ -30,14 +30,13 @@ _PART_BYTES = 1 << 20
 _FUSED_PART_BYTES = 4 << 20
 """One pass needs less of a cache, and fewer calls leave more of the interpreter to the threads."""
 _LEAST_PART_BYTES = 256 << 10
-"""Smaller parts would cost more in calls than another thread saves."""
-_PARTS_OF_A_THREAD = 2
-"""At least, so that one thread that is held up does not hold up all."""
+"""Smaller parts would cost more in calls than another thread saves. Larger ones need not be: a thread that is through
+with its part of one bucket goes on with the next bucket, and waits for no other."""
 
 
 def part_bytes(nbytes: int, threads: int, *, fused: bool) -> int:
     """The size of the parts of a bucket: whole pages, and enough for all threads if the bucket is large enough."""
-    fair = nbytes // (threads * _PARTS_OF_A_THREAD)
+    fair = nbytes // threads
     wanted = min(max(fair, _LEAST_PART_BYTES), _FUSED_PART_BYTES if fused else _PART_BYTES)
     return -(-wanted // PAGE) * PAGE
 
@@ -108,11 +107,6 @@ class BucketOptimizer:
     def one_pass_sgd(self) -> torch.optim.Optimizer | None:
         """The optimizer of the whole bucket, if ``sgd.next_version`` may do its work."""
         return self.parts[0].optimizer if self._is_plain_sgd and not self.is_apart else None
-
-    @property
-    def most_elements(self) -> int:
-        """Of a part."""
-        return min(self._most, self._values.numel())
 
     def move_to(self, values: Tensor) -> None:
         """The bucket's elements are there from now on."""

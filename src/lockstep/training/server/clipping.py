@@ -30,6 +30,10 @@ class Clipping:
         """This mean, clipped in place."""
         if self.scale != 1.0:
             mean.mul_(self.scale)
+        return self.limited(mean)
+
+    def limited(self, mean: Tensor) -> Tensor:
+        """The same without the scale."""
         if self.limit != math.inf:
             mean.clamp_(-self.limit, self.limit)
         return mean

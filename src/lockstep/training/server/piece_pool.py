@@ -7,6 +7,7 @@ update of a step, it uses a core that would be idle.
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable
 from itertools import count
 from queue import SimpleQueue
@@ -25,8 +26,9 @@ PATIENCE: Final = 600.0
 millisecond, but this process may be stopped for a while."""
 
 Work = Callable[[int, int], None]
-"""Called with the number of a piece and of the thread that processes it: 0 is the caller's, and all are below the
-number of pieces, however many threads there are."""
+"""Called with the number of a piece and of the thread that processes it: 0 is the caller's, helpers count from 1."""
+Finished = Callable[[Exception | None], None]
+"""Called once all pieces are processed, by the thread that processed the last one, with an error of any of them."""
 
 
 def fitting_helpers(cluster: ClusterSpec) -> int:
@@ -52,58 +54,90 @@ def use_own_threads() -> None:
 class _Pieces:
     """Pieces, each of which is processed by the thread that takes it."""
 
-    def __init__(self, pieces: int, work: Work) -> None:
+    def __init__(self, pieces: int, work: Work, finished: Finished) -> None:
         self.total = pieces
         self._next = count()  # each number is handed out only once
-        self._finished = count(1)
-        self._places = count(1)
-        self._end = threading.Lock()
-        self._end.acquire()
-        self.error: Exception | None = None
+        self._processed = count(1)
+        self._error: Exception | None = None
         self._work = work
-
-    def join(self) -> int:
-        """The number of a further thread in this work, which is not its number among all helpers."""
-        return next(self._places)
+        self._finished = finished
 
     def work_off(self, thread: int) -> None:
-        """One thread's part: pieces until there are no more. The caller raises any error."""
+        """One thread's part: pieces until there are no more."""
         while (piece := next(self._next)) < self.total:
             try:
                 self._work(piece, thread)
-            except Exception as error:  # noqa: BLE001 - raised again by the caller
-                self.error = error
-            if next(self._finished) == self.total:
-                self._end.release()
-
-    def wait(self) -> bool:
-        """Until all are processed; whether they were in time. Woken once: each time it would take the interpreter
-        from those who still work."""
-        return self._end.acquire(timeout=PATIENCE)
+            except Exception as error:  # noqa: BLE001 - handed to whoever waits for the pieces
+                self._error = error
+            if next(self._processed) == self.total:
+                self._finished(self._error)
 
 
 class PiecePool:
-    """``helpers``: the number of threads besides the caller's. They start with their first work."""
+    """``helpers``: the number of threads besides the caller's. They start with their first work.
+
+    Called by one thread. Work that was begun is finished in the background while that thread brings more: threads that
+    are through with one bucket go on with the next, instead of waiting for the last of them.
+    """
 
     def __init__(self, helpers: int) -> None:
         self.size = 1 + helpers
         self._orders: SimpleQueue[_Pieces | None] = SimpleQueue()
         self._helpers: list[threading.Thread] = []
+        self._rooms: dict[tuple[int, torch.dtype], torch.Tensor] = {}
+        self._begun: deque[threading.Lock] = deque()
 
-    def work_off(self, pieces: int, work: Work) -> None:
-        """Process all pieces; an error is raised once no thread is working any more."""
+    def begin(self, pieces: int, work: Work, finished: Finished) -> None:
+        """Process all pieces. Returns when all are taken: other threads may still be at their last one."""
+        under_way = threading.Lock()
+        under_way.acquire()
+        self._begun.append(under_way)
+        while self._begun and not self._begun[0].locked():
+            self._begun.popleft()
+
+        def last(error: Exception | None) -> None:
+            try:
+                finished(error)
+            finally:
+                under_way.release()
+
         if not pieces:
+            last(None)
             return
-        heap = _Pieces(pieces, work)
+        heap = _Pieces(pieces, work, last)
         called = min(self.size - 1, pieces - 1)
         self._start(called)
         for _ in range(called):
             self._orders.put(heap)
         heap.work_off(0)
-        if not heap.wait():
-            raise TimeoutError(f"a thread of the store did not finish its piece within {PATIENCE:g} s")
-        if heap.error is not None:
-            raise heap.error
+
+    def work_off(self, pieces: int, work: Work) -> None:
+        """Process all pieces, and wait for them; an error is raised once no thread is working any more."""
+        errors: list[Exception | None] = []
+        self.begin(pieces, work, errors.append)
+        self.finish()
+        if errors[0] is not None:
+            raise errors[0]
+
+    def finish(self) -> None:
+        """Wait until everything that was begun is processed. Woken once for each: whoever waits more often takes the
+        interpreter from those who still work."""
+        while self._begun:
+            under_way = self._begun.popleft()
+            if not under_way.acquire(timeout=PATIENCE):
+                raise TimeoutError(f"a thread of the store did not finish its piece within {PATIENCE:g} s")
+
+    def room(self, thread: int, elements: int, dtype: torch.dtype) -> torch.Tensor:
+        """Memory of this thread alone, which stays in its core's cache; its next call gives the same."""
+        known = self._rooms.get((thread, dtype))
+        if known is None or known.numel() < elements:
+            known = self._rooms[thread, dtype] = torch.empty(elements, dtype=dtype)
+        return known[:elements]
+
+    @property
+    def room_bytes(self) -> int:
+        """Of all threads together."""
+        return sum(room.nbytes for room in list(self._rooms.values()))
 
     def close(self) -> None:
         """End the helpers."""
@@ -116,10 +150,10 @@ class PiecePool:
     def _start(self, needed: int) -> None:
         while len(self._helpers) < needed:
             number = len(self._helpers) + 1
-            helper = threading.Thread(target=self._help, name=f"store helper {number}", daemon=True)
+            helper = threading.Thread(target=self._help, args=(number,), name=f"store helper {number}", daemon=True)
             self._helpers.append(helper)
             helper.start()
 
-    def _help(self) -> None:
+    def _help(self, number: int) -> None:
         while (heap := self._orders.get()) is not None:
-            heap.work_off(heap.join())
+            heap.work_off(number)

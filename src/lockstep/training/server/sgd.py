@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lockstep.runtime.task.store import StoreTimes
 from lockstep.training.server.clipping import NOT_CLIPPED, Clipping
-from lockstep.training.server.piece_pool import PiecePool
+from lockstep.training.server.piece_pool import Finished, PiecePool
 
 PIECE_BYTES = 1 << 20
 """Measured: below this, the calls cost more than the cache saves; above it, nothing is gained."""
@@ -32,6 +32,9 @@ def mean_of(
     """
     if len(given) == count == 1 and given[0].dtype == room.dtype and may_be_loan and not clipping.changes:
         return given[0]
+    if len(given) == count == 1 and given[0].dtype == room.dtype and clipping.scale != 1.0:
+        torch.mul(given[0], clipping.scale, out=room)
+        return clipping.limited(room)
     if len(given) > 1 and given[0].dtype == room.dtype == given[1].dtype:
         torch.add(given[0], given[1], out=room)
         rest = given[2:]
@@ -72,14 +75,13 @@ def next_version(
     new: Tensor,
     gradients: Sequence[Tensor],
     count: int,
-    scratch: Tensor,
     crew: PiecePool,
     times: StoreTimes,
+    finished: Finished,
     clipping: Clipping = NOT_CLIPPED,
 ) -> None:
-    """Write to ``new`` what a step from ``old`` gives, with the mean ``((g0 + g1) + g2) / count``, clipped.
-
-    ``scratch``: ``scratch_elements`` elements of the type of ``old``. Momentum is kept where torch keeps it.
+    """Write to ``new`` what a step from ``old`` gives, with the mean ``((g0 + g1) + g2) / count``, clipped; tell when
+    that is done. Momentum is kept where torch keeps it.
     """
     group = optimizer.param_groups[0]
     numbers = SgdNumbers(group)
@@ -92,7 +94,7 @@ def next_version(
     def update(piece: int, thread: int) -> None:
         began = time.perf_counter()
         values, moving = before[piece], moved[piece]
-        room = scratch[thread * elements :][: values.numel()]
+        room = crew.room(thread, values.numel(), old.dtype)
         mean = mean_of([parts[piece] for parts in given], count, room, clipping=clipping)
         reduced = time.perf_counter()
         direction = _direction(mean, values, moving, room, numbers, first=first)
@@ -101,14 +103,7 @@ def next_version(
             times.reduce += reduced - began
             times.update += time.perf_counter() - reduced
 
-    crew.work_off(len(before), update)
-
-
-def scratch_elements(bucket: Tensor, crew: PiecePool) -> int:
-    """What ``next_version`` needs for a bucket: one piece per thread that has one to process."""
-    elements = PIECE_BYTES // bucket.element_size()
-    pieces = -(-bucket.numel() // elements)
-    return min(crew.size, pieces) * elements if pieces > 1 else bucket.numel()
+    crew.begin(len(before), update, finished)
 
 
 def _momentum(optimizer: torch.optim.Optimizer, like: Tensor) -> tuple[Tensor, bool]:

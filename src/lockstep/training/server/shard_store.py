@@ -33,7 +33,7 @@ from lockstep.training.server.bucket_optimizer import BucketOptimizer
 from lockstep.training.server.clipping import Clipping
 from lockstep.training.server.optimizer_state import pack, unpack
 from lockstep.training.server.piece_pool import PiecePool
-from lockstep.training.server.sgd import PIECE_BYTES, mean_of, next_version, scratch_elements
+from lockstep.training.server.sgd import PIECE_BYTES, mean_of, next_version
 from lockstep.training.server.shard_file import STATE, VALUE, PieceName, ShardFiles, named
 from lockstep.training.tensors import as_tensor, torch_dtype
 from lockstep.training.wire_format import WireFormat
@@ -82,8 +82,7 @@ class TorchShardStore:
         self._names: tuple[str, ...] = ()
         self._slots: list[memoryview] = []
         self._sums: dict[torch.dtype, Tensor] = {}
-        """Where gradients are summed: one place for all buckets, which are updated one by one. It stays in the
-        cache, and the optimizer reads it there."""
+        """Where gradients are summed on a GPU: one place for all buckets, which are updated one by one."""
         self.times = StoreTimes()
 
     def prepare(self, layout: Layout, plan: Plan, server: int, slots: Sequence[memoryview]) -> None:
@@ -100,6 +99,7 @@ class TorchShardStore:
     @contextlib.contextmanager
     def _on_device(self) -> Iterator[None]:
         """What is computed inside comes after all updates begun before, and is done when the block ends."""
+        self._crew.finish()
         if self._lane is None:
             yield
             return
@@ -125,8 +125,7 @@ class TorchShardStore:
         held, lane = self._held[effect.bucket], self._lane
         given = [as_tensor(one, self._wire.dtype_of(held.bucket, one.nbytes)) for one in gradients]
         if lane is None:
-            self._apply(held, effect, given)
-            done(None)
+            self._apply(held, effect, given, done)
             return
         taken = lane.take(effect.bucket, gradients)
         with lane.queueing():
@@ -153,11 +152,16 @@ class TorchShardStore:
         self._crew.work_off(-(-room.numel() // elements), part)
 
     def copy_out(self, bucket: BucketId, version: int) -> bytes:
+        self._crew.finish()
+        return self._bytes_of(bucket, version)
+
+    def _bytes_of(self, bucket: BucketId, version: int) -> bytes:
         held = self._held[bucket]
         values: bytes = held.slots[version % 2].view(torch.uint8).numpy().tobytes()
         return values + pack(held.optimizer.states())
 
     def take_in(self, bucket: BucketId, version: int, data: bytes) -> None:
+        self._crew.finish()
         held = self._held[bucket]
         nbytes = held.bucket.nbytes
         if len(data) < nbytes:
@@ -166,7 +170,8 @@ class TorchShardStore:
         held.optimizer.load(unpack(data[nbytes:], len(held.bucket.pieces)))
 
     def digest(self, bucket: BucketId, version: int) -> str:
-        return hashlib.blake2b(self.copy_out(bucket, version), digest_size=16).hexdigest()
+        """Of a bucket that has just been made, on whichever thread finished it."""
+        return hashlib.blake2b(self._bytes_of(bucket, version), digest_size=16).hexdigest()
 
     def spare_bytes(self, plan: Plan) -> int:
         """Where workers find the events and the twins of this server's GPU."""
@@ -178,7 +183,7 @@ class TorchShardStore:
         on_gpu = sum(one.nbytes for held in self._held.values() for one in set(held.on_gpu))
         return {
             "state of the optimizer": sum(value.nbytes for state in states for value in state.values()),
-            "sums of gradients": sum(sums.nbytes for sums in self._sums.values()),
+            "sums of gradients": self._crew.room_bytes + sum(sums.nbytes for sums in self._sums.values()),
             "parameters on the GPU": on_gpu,
         }
 
@@ -193,15 +198,14 @@ class TorchShardStore:
         if self._lane is not None:
             self._lane.close()
 
-    def _apply(self, held: _Held, effect: Apply, given: list[Tensor]) -> None:
+    def _apply(self, held: _Held, effect: Apply, given: list[Tensor], done: Done) -> None:
         old, new = held.slots[effect.from_slot], held.slots[effect.to_slot]
-        if effect.step == INITIAL_STEP or (effect.values and given):
-            new.copy_(given[0])
-        elif not given:
-            new.copy_(old)
+        if effect.step == INITIAL_STEP or (effect.values and given) or not given:
+            new.copy_(given[0] if given else old)
+            done(None)
         else:
             self._make_ready(held, effect)
-            self._update(held, old, new, given, effect)
+            self._update(held, old, new, given, effect, done)
 
     def _make_ready(self, held: _Held, effect: Apply) -> None:
         if effect.without:
@@ -210,23 +214,23 @@ class TorchShardStore:
             held.optimizer.set_rates(effect.rates[held.group])
         self.times.buckets += 1
 
-    def _update(self, held: _Held, old: Tensor, new: Tensor, given: list[Tensor], effect: Apply) -> None:
+    def _update(self, held: _Held, old: Tensor, new: Tensor, given: list[Tensor], effect: Apply, done: Done) -> None:
         if (sgd := held.optimizer.one_pass_sgd) is not None:
-            sums = self._room_for_sums(old, scratch_elements(old, self._crew))
             clipping = Clipping.of(effect)
-            next_version(sgd, old, new, given, effect.replicas, sums, self._crew, self.times, clipping)
+            next_version(sgd, old, new, given, effect.replicas, self._crew, self.times, done, clipping)
         else:
-            self._update_parts(held, old, new, given, effect)
+            self._update_parts(held, old, new, given, effect, done)
 
-    def _update_parts(self, held: _Held, old: Tensor, new: Tensor, given: list[Tensor], effect: Apply) -> None:
+    def _update_parts(
+        self, held: _Held, old: Tensor, new: Tensor, given: list[Tensor], effect: Apply, done: Done
+    ) -> None:
         """In host memory: each thread takes parts of the bucket, and does all that is to be done with them.
 
         What can be done for all parts is done before: threads share one interpreter, and wait for it."""
-        optimizer, clipping = held.optimizer, Clipping.of(effect)
-        parts, most = optimizer.moving(effect.without), optimizer.most_elements
+        optimizer, clipping, crew = held.optimizer, Clipping.of(effect), self._crew
+        parts = optimizer.moving(effect.without)
         loans = optimizer.only_reads
         is_mean = loans and len(given) == effect.replicas == 1 and given[0].dtype == old.dtype and not clipping.changes
-        sums = self._room_for_sums(old, 0 if is_mean else most * min(self._crew.size, len(parts)))
         if optimizer.is_apart:
             new.copy_(old)  # also what is between two pieces
         befores, afters = optimizer.cut(old, parts), optimizer.cut(new, parts)
@@ -238,7 +242,7 @@ class TorchShardStore:
             began = time.perf_counter()
             values, mean = afters[number], gradients[0][number]
             if not is_mean:
-                room = sums[thread * most :][: values.numel()]
+                room = crew.room(thread, values.numel(), old.dtype)
                 shares = [one[number] for one in gradients]
                 mean = mean_of(shares, effect.replicas, room, may_be_loan=loans, clipping=clipping)
             reduced = time.perf_counter()
@@ -249,7 +253,7 @@ class TorchShardStore:
                 self.times.reduce += reduced - began
                 self.times.update += time.perf_counter() - reduced
 
-        self._crew.work_off(len(parts), update)
+        crew.begin(len(parts), update, done)
 
     def _apply_on_gpu(self, lane: GpuStream, held: _Held, effect: Apply, given: list[Tensor]) -> None:
         """Queue everything on the lane's stream."""
@@ -312,9 +316,8 @@ class TorchShardStore:
                 mean = self._mean_on_gpu(held, held.on_gpu[0], near, effect.replicas, lent=True)
                 norms = norms_of([mean[where] for where in held.optimizer.ranges()], effect.norm_type)
                 return combined(norms.tolist(), effect.norm_type)
-        most = max(span.where.stop - span.where.start for span in held.spans)
-        rooms = self._room_for_sums(held.slots[0], most * self._crew.size)
-        return mean_norm(given, effect.replicas, held.spans, rooms, effect.norm_type, self._crew)
+        dtype = held.slots[0].dtype
+        return mean_norm(given, effect.replicas, held.spans, dtype, effect.norm_type, self._crew)
 
     # -- checkpoints --
 
