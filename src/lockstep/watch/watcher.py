@@ -95,7 +95,7 @@ class Watcher:
         if self._steps.note(self._ranks.steps(), now):
             self._moves(stood)
             self._moved()
-        if lost or self._due(now):
+        if lost or now >= self._due_at:
             self._look(now, final=False)
         elif self._steps.step and not self._steps.late(now):
             self._slow.tick(self._steps.slowdown(), self._steps.step, self._steps.usual, now)
@@ -109,10 +109,15 @@ class Watcher:
         if failed and not self.reported:
             self._look(self._clock(), final=True)
 
-    def _due(self, now: float) -> bool:
+    def pause(self, most: float) -> float:
+        """How long to sleep until the next tick: no longer than until a look is due."""
+        left = self._due_at - self._clock()
+        return min(left, most) if left > 0 else most
+
+    @property
+    def _due_at(self) -> float:
         unhurried = self._standstill.spoken or not (self._began_calls or self._steps.step)
-        every = LOOK_LATER_SECONDS if unhurried else LOOK_SECONDS
-        return self._steps.late(now) and now - self._looked >= every
+        return max(self._steps.late_at, self._looked + (LOOK_LATER_SECONDS if unhurried else LOOK_SECONDS))
 
     def _moves(self, stood: float) -> None:
         if self._standstill.spoken:
@@ -123,10 +128,12 @@ class Watcher:
     # -- a job that stands still --
 
     def _look(self, now: float, *, final: bool) -> None:
-        sights = dict(self._ranks.sights(all_stacks=self._looked > self._steps.moved))
+        again = self._looked > self._steps.moved
+        sights = dict(self._ranks.sights(all_stacks=again))
         self._looked = self._clock()
         recordings = {rank: one.recording for rank, one in sights.items() if one.recording is not None}
-        if self._calls_move(recordings) and not final and not any(one.life is Vitality.GONE for one in sights.values()):
+        moves = self._calls_move(recordings) and again  # an earlier look says nothing: steps have ended since
+        if moves and not final and not any(one.life is Vitality.GONE for one in sights.values()):
             self._steps.alive(now)
             self._standstill.over()
             return
