@@ -81,7 +81,7 @@ class Watcher:
         self._bytes = _Bytes()
         self._starving = _Starving()
         self._looked = 0.0
-        self._records: dict[int, int] = {}
+        self._records: dict[int, tuple[int, int]] = {}
         self._began_calls = False
         self._slow = SlowRanks(ranks, reports)
         self.ends: Verdict | None = None
@@ -179,8 +179,13 @@ class Watcher:
         return replace(found, job=hex64(self._reports.job), asker="lockstep why")
 
     def _calls_move(self, recordings: Mapping[int, Recording]) -> bool:
-        """Whether anybody has made a call since the last look: some jobs have no steps that can be counted."""
-        newest = {rank: one.calls[-1].record for rank, one in recordings.items() if one.calls}
+        """Whether anybody has made a call or left one since the last look: some jobs have no steps that can be counted,
+        and a GPU goes on with what was given to it before."""
+        newest = {
+            rank: (one.calls[-1].record, sum(call.over for call in one.calls))
+            for rank, one in recordings.items()
+            if one.calls
+        }
         moved = any(rank in self._records and record != self._records[rank] for rank, record in newest.items())
         self._records |= newest
         self._began_calls = self._began_calls or any(call.over for one in recordings.values() for call in one.calls)
