@@ -179,7 +179,7 @@ def main() -> None:
     parser.add_argument("--pause", type=float, default=0.01)
     parser.add_argument("--evaluate", default="")
     parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--times", action="store_true")
+    parser.add_argument("--times", type=int, default=0, help="print what a step takes, for each so many after --at")
     parser.add_argument("--dumps", default="", help="a folder for a dump of the flight recorder, every two seconds")
     parser.add_argument("--debug_port", type=int, default=0, help="of torch's debug server; needs aiohttp and tabulate")
     parser.add_argument("--mark", default="", help="a file that the bad rank makes when it misbehaves")
@@ -218,12 +218,14 @@ def main() -> None:
         optimizer.zero_grad()
         model(batch).square().mean().backward()
         optimizer.step()
-        if step == args.at and args.times:
+        if args.times and step >= args.at and (step - args.at) % args.times == 0:
+            now, work = time.perf_counter(), time.process_time()
+            if step > args.at:
+                took, used = (now - began) / args.times, (work - worked) / args.times
+                # In one write: the lines of several ranks go the same way.
+                sys.stdout.write(f"took {rank} {step} {took:.7f} {used:.7f}\n")
+                sys.stdout.flush()
             began, worked = time.perf_counter(), time.process_time()
-    if args.times and rank == 0:
-        count = args.steps - args.at - 1
-        took, used = (time.perf_counter() - began) / count, (time.process_time() - worked) / count
-        sys.stdout.write(f"{took:.7f} {used:.7f} s a step\n")
     dist.destroy_process_group()
 
 
