@@ -5,7 +5,7 @@
 Two ways, as whole runs one after the other show nothing but the noise of the machine:
 
 - The same DDP job bare and watched, both at the same time, so that whatever else the machine does meets both.
-  ``--pause`` makes a step of about 5 ms, in which a processor mostly waits, as for a GPU. Every 100 steps all ranks say
+  ``--pause`` makes a step of about 5 ms, in which a processor mostly waits, as for a GPU. Every 50 steps all ranks say
   how long a step took and how much of a processor it used; blocks of the same moment are compared, and the median of
   their ratios is given with the interval that holds it with 95 %. In every second turn the other job starts first. What
   the watcher itself uses is counted apart, as a share of one processor.
@@ -38,7 +38,7 @@ from lockstep.watch.entry import RING_CALLS
 from lockstep.watch.straggling import LONGEST_PAUSE_SECONDS
 
 WARM_UP: Final = 300
-BLOCK: Final = 100
+BLOCK: Final = 50
 STEP_SECONDS: Final = 0.005
 TIMES: Final = 2000
 LOOKS: Final = 40
@@ -58,6 +58,8 @@ class Job:
 
     command: list[str]
     folder: Path
+    ended: dict[int, float] = field(default_factory=dict)
+    """When rank 0 had made so many steps, in seconds since 1970."""
     took: dict[int, float] = field(default_factory=dict)
     used: dict[int, float] = field(default_factory=lambda: defaultdict(float))
     """Of all ranks together."""
@@ -78,10 +80,10 @@ class Job:
             raise SystemExit(f"exit code {code} of {' '.join(self.command)}\n{said}")
         for line in (self.folder / "out").read_text().splitlines():
             if line.startswith("took "):
-                rank, step, took, used = line.split()[1:]
+                rank, step, ended, took, used = line.split()[1:]
                 self.used[int(step)] += float(used)
                 if rank == "0":
-                    self.took[int(step)] = float(took)
+                    self.ended[int(step)], self.took[int(step)] = float(ended), float(took)
 
 
 # -- whole jobs, side by side --
@@ -94,17 +96,26 @@ class Compared:
     bare: list[float] = field(default_factory=list)
     watched: list[float] = field(default_factory=list)
 
-    def add(self, bare: Mapping[int, float], watched: Mapping[int, float]) -> None:
-        for step in sorted(bare.keys() & watched.keys()):
-            self.bare.append(bare[step])
-            self.watched.append(watched[step])
+    def add(self, bare: float, watched: float) -> None:
+        self.bare.append(bare)
+        self.watched.append(watched)
 
     def line(self, name: str) -> str:
+        if not self.bare:
+            return f"{name}: the two jobs did not run at the same time"
         ratios = sorted(one / other - 1 for one, other in zip(self.watched, self.bare, strict=True))
         low, high = interval(ratios)
         bare, watched = (statistics.median(one) * 1e3 for one in (self.bare, self.watched))
         found = f"{statistics.median(ratios):+.2%} (95 %: {low:+.2%} to {high:+.2%})"
         return f"{name}: {bare:.3f} ms bare, {watched:.3f} watched; ratio in {len(ratios)} blocks {found}"
+
+
+def same_moments(bare: Job, watched: Job) -> Iterator[tuple[int, int]]:
+    """Blocks of both that ended at about the same time; none from when one of them ran alone."""
+    for step, ended in watched.ended.items():
+        nearest = min(bare.ended, key=lambda other: abs(bare.ended[other] - ended), default=None)
+        if nearest is not None and abs(bare.ended[nearest] - ended) < BLOCK * watched.took[step] / 2:
+            yield nearest, step
 
 
 def interval(found: Sequence[float]) -> tuple[float, float]:
@@ -152,8 +163,10 @@ def compare(command: list[str], turns: int) -> None:
             for job in jobs.values():
                 job.folder.mkdir()
             shares.append(side_by_side(jobs, ("bare", "watched")[turn % 2]))
-            took.add(jobs["bare"].took, jobs["watched"].took)
-            used.add(jobs["bare"].used, jobs["watched"].used)
+            bare, watched = jobs["bare"], jobs["watched"]
+            for one, other in same_moments(bare, watched):
+                took.add(bare.took[one], watched.took[other])
+                used.add(bare.used[one], watched.used[other])
         print(f"turn {turn + 1} of {turns}", flush=True)
     print(took.line("a step by the clock"))
     print(used.line("of processors, all ranks together"))

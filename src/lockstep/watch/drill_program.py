@@ -223,7 +223,7 @@ def main() -> None:
             if step > args.at:
                 took, used = (now - began) / args.times, (work - worked) / args.times
                 # In one write: the lines of several ranks go the same way.
-                sys.stdout.write(f"took {rank} {step} {took:.7f} {used:.7f}\n")
+                sys.stdout.write(f"took {rank} {step} {time.time():.3f} {took:.7f} {used:.7f}\n")
                 sys.stdout.flush()
             began, worked = time.perf_counter(), time.process_time()
     dist.destroy_process_group()
