@@ -113,11 +113,11 @@ def start() -> None:
     if fault and "RANK" in os.environ and multiprocessing.parent_process() is None:
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
-        planted = Planted(fault)
+        planted = PlantedSteps(fault)
         register_optimizer_step_post_hook(lambda *_: planted.stepped())
 
 
-class Planted:
+class PlantedSteps:
     """Counts the steps of the optimizer; after one of them, rank 1 misbehaves."""
 
     def __init__(self, fault: str) -> None:
