@@ -2,7 +2,8 @@
 
 PYTHONPATH=tests python tests/flight/make_data.py [FAULT...]      (ten seconds each; all of them without an argument)
 
-Real dumps name the files of the program and of torch, so the job is run from a folder with a short name.
+Real dumps name the files of the program and of torch, so the job is run from a folder with a short name. What another
+torch than ``USUAL`` writes gets its version in the name.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from importlib.metadata import version as installed
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +23,7 @@ from flight.jobs import STOP, PaperJob, Planned, steps
 
 HERE: Final = Path(__file__).parent
 DATA: Final = HERE / "data"
+USUAL: Final = "2.13"
 RANKS: Final = 3
 RING: Final = {"wrapped": "8", "wrapped-group": "8"}
 AS_JSON: Final = ("slept",)
@@ -62,19 +65,24 @@ def write_by_hand() -> None:
                 (target / f"nccl_trace_rank_{rank}{ending}").write_bytes(write(recording, version))
 
 
+def beginning() -> str:
+    version = ".".join(installed("torch").split(".")[:2])
+    return "gloo" if version == USUAL else f"gloo-{version}"
+
+
 def main() -> int:
     write_by_hand()
     for fault in sys.argv[1:] or FAULTS:
         with tempfile.TemporaryDirectory() as folder:
             run_job(fault, Path(folder))
-            target = DATA / f"gloo-{fault}"
+            target = DATA / f"{beginning()}-{fault}"
             shutil.rmtree(target, ignore_errors=True)
             target.mkdir(parents=True)
             for file in sorted(Path(folder).iterdir()):
                 if not file.suffix:
                     shutil.copy(file, target / file.name)
             if fault in AS_JSON:
-                beside = DATA / f"gloo-{fault}-json"
+                beside = DATA / f"{beginning()}-{fault}-json"
                 beside.mkdir(exist_ok=True)
                 for file in sorted(Path(folder).glob("*.json")):
                     shutil.copy(file, beside / file.name)

@@ -27,12 +27,21 @@ def job(*plans: list[Planned], backend: str = "nccl", **groups: tuple[int, ...])
 # -- real dumps --
 
 
-@pytest.mark.parametrize("name", ["gloo-healthy", "nccl-one-rank-healthy"])
+@pytest.mark.parametrize("name", ["gloo-healthy", "gloo-2.15-healthy", "nccl-one-rank-healthy"])
 def test_a_healthy_job_is_healthy(name: str, tmp_path: Path) -> None:
     assert account(name, tmp_path).kind is Explanation.NOTHING
 
 
-@pytest.mark.parametrize(("name", "number"), [("gloo-slept", 5), ("gloo-slept-json", 5), ("gloo-wrapped", 22)])
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [
+        ("gloo-slept", 5),
+        ("gloo-slept-json", 5),
+        ("gloo-2.15-slept", 5),
+        ("gloo-2.15-slept-json", 5),
+        ("gloo-wrapped", 22),
+    ],
+)
 def test_a_rank_that_stays_in_its_own_code_never_entered(name: str, number: int, tmp_path: Path) -> None:
     one = account(name, tmp_path)
     assert (one.kind, one.culprits) == (Explanation.NOT_ENTERED, (1,))
@@ -59,6 +68,9 @@ def test_gloo_retires_a_call_that_timed_out_and_it_is_still_seen_as_failed(tmp_p
         ("gloo-skipped", Aspect.OPERATION, False),
         ("gloo-shape", Aspect.SIZE, False),
         ("gloo-dtype", Aspect.DTYPE, True),
+        ("gloo-2.15-skipped", Aspect.OPERATION, False),
+        ("gloo-2.15-shape", Aspect.SIZE, False),
+        ("gloo-2.15-dtype", Aspect.DTYPE, True),
     ],
 )
 def test_a_rank_that_calls_something_else_is_named(name: str, aspect: Aspect, over: bool, tmp_path: Path) -> None:
@@ -69,8 +81,9 @@ def test_a_rank_that_calls_something_else_is_named(name: str, aspect: Aspect, ov
     assert one.difference.collective.number == 5
 
 
-def test_groups_in_opposite_order_are_a_ring(tmp_path: Path) -> None:
-    one = account("gloo-order", tmp_path)
+@pytest.mark.parametrize("name", ["gloo-order", "gloo-2.15-order"])
+def test_groups_in_opposite_order_are_a_ring(name: str, tmp_path: Path) -> None:
+    one = account(name, tmp_path)
     assert one.kind is Explanation.RING
     assert [(leg.rank, leg.stuck.collective.group.description, leg.on) for leg in one.ring] == [
         (0, "evaluation", 1),

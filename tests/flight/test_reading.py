@@ -175,6 +175,12 @@ def test_a_dump_without_any_call_is_one() -> None:
     assert read_dump(b'{"version": "2.10", "pg_config": {}}', 3) == Recording(rank=3, version="2.10")
 
 
+def test_members_of_a_group_without_a_name_are_of_no_use() -> None:
+    """Gloo of torch 2.15 writes those of the group that was made last, counted within it."""
+    data = b'{"version": "2.10", "pg_config": {"": {"desc": "", "name": "", "ranks": "[0, 1]"}}}'
+    assert read_dump(data, 3).members == {}
+
+
 def test_a_small_pickle_that_uses_one_list_many_times_is_stopped() -> None:
     sizes = [[1] * 1000] * 1000
     entry = {"collective_seq_id": 1, "input_sizes": sizes}

@@ -7,6 +7,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from lockstep.drill.systems import PROGRAM
+
 HERE = Path(__file__).parent
 FRAMEWORKS = "LOCKSTEP_FRAMEWORKS"
 """Names the Python of that environment."""
@@ -57,6 +59,6 @@ def planted(folder: Path, fault: str, mark: Path) -> dict[str, str]:
     named.mkdir(parents=True)
     (named / "METADATA").write_text("Metadata-Version: 2.1\nName: planted\nVersion: 1\n")
     (named / "entry_points.txt").write_text("[torch.backends]\nplanted = planted:start\n")
-    (folder / "planted.py").symlink_to(HERE / "planted.py")
+    (folder / "planted.py").symlink_to(PROGRAM)
     ways = [str(folder), *filter(None, [os.environ.get("PYTHONPATH", "")])]
     return {"PYTHONPATH": os.pathsep.join(ways), "PLANT_FAULT": fault, "PLANT_MARK": str(mark)}

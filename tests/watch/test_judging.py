@@ -11,7 +11,7 @@ import pytest
 from flight.jobs import STOP, PaperJob, Planned, steps
 from lockstep.diagnose.verdict import Verdict
 from lockstep.flight.analysis import account_of
-from lockstep.flight.recording import Recording, StackLine
+from lockstep.flight.recording import CallState, Recording, StackLine
 from lockstep.protocol.core.causes import Cause
 from lockstep.runtime.watch.kernel_tcp import Counted
 from lockstep.watch import injected
@@ -188,17 +188,30 @@ def test_ranks_that_never_came() -> None:
     assert cause(verdict({}, *waiting, late, waited=20.0, began=False)) == (Cause.USER_CODE, "rank 1")
 
 
-def in_it(still: float, counted: Counted) -> Verdict | None:
+def in_it(
+    still: float,
+    counted: Counted,
+    backend: str = "gloo",
+    waited: float = 6.0,
+    state: CallState = CallState.SCHEDULED,
+) -> Verdict | None:
     """All are in the fifth call, and none is done."""
-    found = (
-        PaperJob({"0": (0, 1, 2, 3)}, {rank: [*steps(5)] for rank in range(3)} | {3: [*steps(4)]}).run().recordings()
-    )
+    plans = {rank: [*steps(5)] for rank in range(3)} | {3: [*steps(4)]}
+    found = PaperJob({"0": (0, 1, 2, 3)}, plans, backend).run().recordings()
     seen = {
-        rank: sight(rank, replace(found[rank], members={"0": (0, 1, 2)}), links={"10.0.0.2": counted})
+        rank: sight(
+            rank,
+            replace(
+                found[rank],
+                members={"0": (0, 1, 2)},
+                calls=(*found[rank].calls[:-1], replace(found[rank].calls[-1], state=state)),
+            ),
+            links={"10.0.0.2": counted},
+        )
         for rank in range(3)
     }
     account = account_of({rank: one.recording for rank, one in seen.items() if one.recording is not None})
-    diagnosis = judge(JobSight(account=account, sights=seen, now=NOW, waited=6.0, still=still))
+    diagnosis = judge(JobSight(account=account, sights=seen, now=NOW, waited=waited, still=still))
     return None if diagnosis is None else diagnosis.verdict
 
 
@@ -213,6 +226,20 @@ def test_all_are_in_it_and_nothing_moves() -> None:
     assert found is not None
     assert found.cause is Cause.COMMUNICATION
     assert in_it(0.5, Counted(acknowledged=10)) is None, "bytes move: it is only large"
+
+
+def test_calls_of_nccl_may_wait_for_a_gpu_that_is_busy() -> None:
+    """Their bytes do not go through TCP, and whether they have begun is rarely known."""
+    quiet = Counted(acknowledged=10)
+    assert in_it(9.0, quiet, "nccl", waited=9.0) is None
+    noticed, late = in_it(20.0, quiet, "nccl", waited=20.0), in_it(61.0, quiet, "nccl", waited=61.0)
+    assert noticed is not None
+    assert late is not None
+    assert (noticed.cause, late.cause) == (Cause.UNKNOWN, Cause.COMMUNICATION)
+    assert "all_reduce 5" in noticed.stuck
+    begun = in_it(20.0, quiet, "nccl", waited=20.0, state=CallState.STARTED)
+    assert begun is not None
+    assert begun.cause is Cause.COMMUNICATION
 
 
 def test_the_parameters_of_the_missing_bucket_are_named() -> None:

@@ -50,6 +50,15 @@ def test_steps_that_become_slow_are_noticed_and_even_ones_are_not() -> None:
     assert (round(found.recent, 2), round(found.usual, 2)) == (0.4, 0.05)
 
 
+def test_of_long_steps_fewer_show_that_they_became_slow() -> None:
+    clock, now = running(0.2)
+    for step in range(31, 36):
+        assert clock.slowdown() is None
+        now += 0.7
+        clock.note({0: (step, now), 1: (step, now)}, now)
+    assert clock.slowdown() is not None
+
+
 def late_by(lags: dict[int, float], count: int = 20) -> dict[int, Recording]:
     """Three ranks whose calls are half a second apart, some entered later by so much."""
     found = PaperJob({"0": (0, 1, 2)}, {rank: [*steps(count)] for rank in range(3)}).run().recordings()

@@ -1,6 +1,6 @@
 """Every fault of the catalogue in programs of others, with DDP and with FSDP2, three ranks over gloo, under torchrun:
 the right word for each, and whose fault it is. The programs (``scripts/``) have the shape of what people run, and are
-not changed: the fault comes from outside (``planted.py``). They take turns over the faults; ``LOCKSTEP_SCRIPTS=all``
+not changed: the fault comes from outside (``planting.py``). They take turns over the faults; ``LOCKSTEP_SCRIPTS=all``
 runs every program with every fault."""
 
 from __future__ import annotations

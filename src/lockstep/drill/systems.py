@@ -67,20 +67,22 @@ SYSTEM_DRILLS: Final = (
 )
 
 
-def torchrun(*arguments: str, ranks: int = RANKS) -> list[str]:
+def torchrun(*arguments: str, ranks: int = RANKS, program: Path = PROGRAM) -> list[str]:
     """A job on this host, at a free port."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    return [*launcher, str(PROGRAM), *arguments]
+    return [*launcher, str(program), *arguments]
 
 
 def run_system_drill(drill: SystemDrill, system: str, keep: str = "") -> DrillResult:
     """Run the job, wait for the first word about the fault, and end it."""
-    return run_planted(
-        drill,
-        f"{system} {drill.name}",
-        lambda mark: torchrun(f"--kind={system}", f"--fault={drill.name}", f"--mark={mark}", "--steps=200"),
-        keep,
-    )
+
+    def command(mark: Path) -> list[str]:
+        # Where Lockstep is installed, its files are a library's, and no line of one is named as the program's.
+        program = Path(shutil.copy(PROGRAM, mark.with_name("program.py")))
+        flags = (f"--kind={system}", f"--fault={drill.name}", f"--mark={mark}", "--steps=200")
+        return torchrun(*flags, program=program)
+
+    return run_planted(drill, f"{system} {drill.name}", command, keep)
 
 
 def run_planted(drill: SystemDrill, name: str, command: Callable[[Path], list[str]], keep: str = "") -> DrillResult:

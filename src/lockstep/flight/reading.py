@@ -6,9 +6,10 @@ and every text is filtered: a dump comes from somebody else's job. Known differe
 - JSON has 0 for a time that is not known, no stacks, and no ``entries`` where there
   are none; a pickle has None, and pairs as tuples.
 - 2.3 and 2.4 have neither threads nor the version of the library; 2.7 has ``nccl_version``, 2.10 threads and
-  ``comm_lib_version``. (2.3, 2.4 and 2.7 by their sources only; 2.10 was seen from torch 2.11 and 2.13. No source of
-  2.5, 2.6, 2.8 or 2.9 was seen.)
-- gloo writes one group without a name and without ranks.
+  ``comm_lib_version``. (2.3, 2.4 and 2.7 by their sources only; 2.10 was seen from torch 2.11, 2.13 and 2.15. No
+  source of 2.5, 2.6, 2.8 or 2.9 was seen.)
+- gloo writes one group without a name, and without ranks; from torch 2.15 with those of the group that was made last,
+  counted within it, so these are left out.
 - ``pg_status`` is not used: gloo counts sends in it, NCCL was seen to lag behind its own entries.
 - Of a batch of sends and receives NCCL completes none but a record of its own, ``coalesced``, which says that it is a
   collective, and has the number of the one before.
@@ -138,7 +139,7 @@ class _Reader:
         found = {}
         for name, group in config.items() if isinstance(config, dict) else ():
             ranks = self._ranks(group.get("ranks")) if isinstance(group, dict) else ()
-            if isinstance(name, str) and ranks:
+            if isinstance(name, str) and name and ranks:
                 found[_text(name)] = ranks
         return found
 

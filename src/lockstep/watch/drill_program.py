@@ -1,12 +1,15 @@
 """An ordinary training program for torchrun, DDP or FSDP2 over gloo, in which one rank can be told to misbehave.
 
-It knows nothing of Lockstep: ``lockstep watch`` has to find out by itself.
+It knows nothing of Lockstep: ``lockstep watch`` has to find out by itself. The same file plants its faults in programs
+of others, which know nothing of it: as a module that torch loads at the end of its import, as it loads any backend
+(``start``). Then ``PLANT_FAULT`` says which fault, and ``PLANT_MARK`` names the file that says when it struck.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import multiprocessing
 import os
 import signal
 import socket
@@ -21,21 +24,18 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
+PLANTED_AT = 60
+PLANTED_BAD = "1"
+SLOW_SECONDS = 0.3
+
 
 class RandomRows(Dataset[torch.Tensor]):
-    """Random rows; in the bad rank, the process that loads them stops itself where the fault says so."""
-
-    def __init__(self, stops_at: int, path: str) -> None:
-        self.stops_at = stops_at
-        self.path = path
+    """Random rows, for a process that loads them."""
 
     def __len__(self) -> int:
         return 1 << 20
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        if index == self.stops_at:
-            mark(self.path)
-            os.kill(os.getpid(), signal.SIGSTOP)
         return torch.randn(64)
 
 
@@ -71,6 +71,9 @@ def misbehave(fault: str, groups: list[Any]) -> None:
     elif fault == "gil":
         # PyDLL keeps the interpreter's lock during the call, as a wrong extension module does.
         ctypes.PyDLL(None).sleep(1000000)
+    elif fault == "loader":
+        for child in multiprocessing.active_children():
+            os.kill(child.pid or 0, signal.SIGSTOP)
     elif fault == "raise":
         raise ValueError("no such label: 11")
     elif fault == "exit":
@@ -99,6 +102,43 @@ def mark(path: str) -> None:
         with open(f"{path}.new", "w") as file:
             file.write(str(time.time()))
         os.replace(f"{path}.new", path)
+
+
+# -- in programs of others --
+
+
+def start() -> None:
+    """The entry point that torch calls."""
+    fault = os.environ.get("PLANT_FAULT", "")
+    if fault and "RANK" in os.environ and multiprocessing.parent_process() is None:
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        planted = PlantedSteps(fault)
+        register_optimizer_step_post_hook(lambda *_: planted.stepped())
+
+
+class PlantedSteps:
+    """Counts the steps of the optimizer; after one of them, rank 1 misbehaves."""
+
+    def __init__(self, fault: str) -> None:
+        self.fault = fault
+        self.at = 1 if fault == "always_slow" else PLANTED_AT
+        self.bad = os.environ["RANK"] == PLANTED_BAD
+        self.steps = 0
+        self.groups: list[Any] = []
+
+    def stepped(self) -> None:
+        self.steps += 1
+        if self.steps == 2 and self.fault == "opposite":
+            self.groups = [dist.new_group(list(range(dist.get_world_size()))) for _ in range(2)]
+        if self.steps == self.at:
+            mark(os.environ["PLANT_MARK"] if self.bad else "")
+            misbehave(self.fault, self.groups) if self.bad else others(self.fault, self.groups)
+        if self.bad and self.fault in ("slow", "always_slow") and self.steps >= self.at:
+            time.sleep(SLOW_SECONDS)
+
+
+# -- its own loop --
 
 
 def keep_dumping(folder: str, rank: int) -> None:
@@ -139,7 +179,7 @@ def main() -> None:
     parser.add_argument("--pause", type=float, default=0.01)
     parser.add_argument("--evaluate", default="")
     parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--times", action="store_true")
+    parser.add_argument("--times", type=int, default=0, help="print what a step takes, for each so many after --at")
     parser.add_argument("--dumps", default="", help="a folder for a dump of the flight recorder, every two seconds")
     parser.add_argument("--debug_port", type=int, default=0, help="of torch's debug server; needs aiohttp and tabulate")
     parser.add_argument("--mark", default="", help="a file that the bad rank makes when it misbehaves")
@@ -162,15 +202,14 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     data: Iterator[torch.Tensor] = iter(())
     if args.fault == "loader":
-        numbers = RandomRows(8 * args.at if bad else -1, args.mark)
-        data = iter(DataLoader(numbers, batch_size=8, num_workers=1))
+        data = iter(DataLoader(RandomRows(), batch_size=8, num_workers=1))
     began, worked = time.perf_counter(), time.process_time()
     for step in range(args.steps):
         if step == (0 if args.fault == "always_slow" else args.at) and args.fault:
-            mark(args.mark if bad and args.fault != "loader" else "")
+            mark(args.mark if bad else "")
             misbehave(args.fault, groups) if bad else others(args.fault, groups)
         if bad and (args.fault == "always_slow" or (args.fault == "slow" and step >= args.at)):
-            time.sleep(0.3)
+            time.sleep(SLOW_SECONDS)
         if step == args.at and rank == 0 and args.evaluate:
             evaluate(args.evaluate, args.seconds)
         batch = next(data) if args.fault == "loader" else torch.randn(8, 64)
@@ -179,12 +218,14 @@ def main() -> None:
         optimizer.zero_grad()
         model(batch).square().mean().backward()
         optimizer.step()
-        if step == args.at and args.times:
+        if args.times and step >= args.at and (step - args.at) % args.times == 0:
+            now, work = time.perf_counter(), time.process_time()
+            if step > args.at:
+                took, used = (now - began) / args.times, (work - worked) / args.times
+                # In one write: the lines of several ranks go the same way.
+                sys.stdout.write(f"took {rank} {step} {time.time():.3f} {took:.7f} {used:.7f}\n")
+                sys.stdout.flush()
             began, worked = time.perf_counter(), time.process_time()
-    if args.times and rank == 0:
-        count = args.steps - args.at - 1
-        took, used = (time.perf_counter() - began) / count, (time.process_time() - worked) / count
-        sys.stdout.write(f"{took:.7f} {used:.7f} s a step\n")
     dist.destroy_process_group()
 
 

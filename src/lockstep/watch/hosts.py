@@ -14,6 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -41,6 +42,7 @@ DIAL_SECONDS: Final = 2.0
 AGAIN_SECONDS: Final = 2.0
 IDLE_SECONDS: Final = 10.0
 """A watcher that is asked nothing for so long looks for the first one anew."""
+_MOST_AT_ONCE: Final = 64
 _STEPS, _SIGHTS, _STACKS = b"steps", b"sights", b"stacks"
 _PURPOSE: Final = "watch"
 
@@ -170,25 +172,28 @@ class AllRanks:
     def recordings(self) -> Mapping[int, Recording]:
         """With times by this host's clock, as who comes last in a call is seen by them."""
         found = self._local.recordings()
-        for other in list(self._others.values()):
-            sights = self._ask_sights(other, _SIGHTS)
+        for other, sights in self._elsewhere(_SIGHTS):
             found |= {rank: other.clock.ours(one.recording) for rank, one in sights.items() if one.recording}
         return found
 
     def sights(self, *, all_stacks: bool) -> Mapping[int, RankSight]:
-        asked: list[dict[int, RankSight]] = []
+        asked: list[tuple[_Other, dict[int, RankSight]]] = []
         question = _STACKS if all_stacks else _SIGHTS
-        asking = threading.Thread(target=lambda: asked.append(self._elsewhere(question)), name="other hosts")
+        asking = threading.Thread(target=lambda: asked.extend(self._elsewhere(question)), name="other hosts")
         asking.start()
         found = self._local.sights(all_stacks=all_stacks)
         asking.join()
-        return found | asked[0] if asked else found
-
-    def _elsewhere(self, question: bytes) -> dict[int, RankSight]:
-        found: dict[int, RankSight] = {}
-        for other in list(self._others.values()):
-            found |= self._ask_sights(other, question)
+        for _, sights in asked:
+            found |= sights
         return found
+
+    def _elsewhere(self, question: bytes) -> list[tuple[_Other, dict[int, RankSight]]]:
+        """All hosts are asked at once: a look takes each of them some tenths of a second, a silent one much longer."""
+        others = list(self._others.values())
+        if not others:
+            return []
+        with ThreadPoolExecutor(min(_MOST_AT_ONCE, len(others)), thread_name_prefix="asking") as pool:
+            return list(zip(others, pool.map(lambda other: self._ask_sights(other, question), others), strict=True))
 
     def _ask_sights(self, other: _Other, question: bytes) -> dict[int, RankSight]:
         try:

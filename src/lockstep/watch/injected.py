@@ -243,14 +243,12 @@ class _Rank:
         from torch._C import _distributed_c10d as c10d
 
         for ending, name in zip(DUMPS, ("_dump_fr_trace_json", "_dump_nccl_trace_json"), strict=True):
-            take = getattr(c10d, name, None)  # torch without CUDA has no recorder of NCCL
-            if take is None:
-                continue
-            data = take()
-            beside = self.path + ".part"
-            with open(beside, "wb") as file:
-                file.write(data if isinstance(data, bytes) else data.encode())
-            os.replace(beside, self.path + ending)
+            with contextlib.suppress(Exception):  # torch without CUDA has no recorder of NCCL; one may fail by itself
+                data = getattr(c10d, name)()
+                beside = self.path + ".part"
+                with open(beside, "wb") as file:
+                    file.write(data if isinstance(data, bytes) else data.encode())
+                os.replace(beside, self.path + ending)
 
 
 def _quietly(act: Callable[[], Any]) -> Any:

@@ -20,8 +20,9 @@ from lockstep.flight import phrases as recorded
 from lockstep.flight.account import Account, Explanation, StuckCall
 from lockstep.flight.analysis import account_of
 from lockstep.flight.diagnosis import diagnosis_of
-from lockstep.flight.recording import GLOO, RecordedCall
+from lockstep.flight.recording import GLOO, CallState, RecordedCall
 from lockstep.protocol.core.causes import Cause
+from lockstep.protocol.core.timing import STALL_AFTER_SECONDS
 from lockstep.watch import injected, phrases
 from lockstep.watch.naming import names_of
 from lockstep.watch.sights import RankSight, Vitality, Work
@@ -322,10 +323,27 @@ def _itself(look: JobSight, base: Verdict) -> Verdict | None:
         return _about(found, one, Cause.LINK_DOWN, what, phrases.remedy_link())
     if look.account.kind is not Explanation.ITSELF:
         return None
+    if look.root is not None and not _is_on_tcp(look.root):
+        return _on_device(look, base, look.root)
     if look.still >= STARVED_SECONDS or (not look.still and look.waited >= ITSELF_SECONDS):
         what = phrases.no_bytes_moved(look.still) if look.still else base.what
         return replace(base, cause=Cause.COMMUNICATION, what=what)
     return None
+
+
+def _is_on_tcp(root: StuckCall) -> bool:
+    """Other libraries than gloo have ways of their own, so no byte on a connection means nothing."""
+    return all(call.backend == GLOO for call in root.calls.values())
+
+
+def _on_device(look: JobSight, base: Verdict, root: StuckCall) -> Verdict | None:
+    """NCCL's calls wait on the GPU for all that was queued there before, which may well take a while; whether they have
+    begun is written only where the job's user has asked for it."""
+    if look.waited < ITSELF_SECONDS:
+        return None
+    begun = all(call.state is CallState.STARTED for call in root.calls.values())
+    proven = begun or look.waited >= STALL_AFTER_SECONDS
+    return replace(base, cause=Cause.COMMUNICATION if proven else Cause.UNKNOWN)
 
 
 def _cut_link(members: Iterable[RankSight]) -> tuple[RankSight, str] | None:

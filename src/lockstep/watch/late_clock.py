@@ -15,6 +15,9 @@ _KEPT: Final = 64
 _FIRST: Final = 3
 """Steps before which nothing is usual."""
 _RECENT: Final = 10
+_FEWEST_RECENT: Final = 5
+_RECENT_SECONDS: Final = 3.0
+"""So long steps must have been slow; of long ones, fewer are enough for that."""
 _AT_ONCE: Final = 8
 """Of many steps between two looks, so many count."""
 _SLOW_FACTOR: Final = 1.8
@@ -69,16 +72,24 @@ class LateClock:
         """Collectives end, though no step does."""
         self.moved = now
 
-    def late(self, now: float) -> bool:
+    @property
+    def late_at(self) -> float:
+        """From then on a step is late."""
         floor = NOTICE_SECONDS if len(self._times) >= _FIRST else FIRST_STEPS_NOTICE_SECONDS
-        return now - self.moved > max(floor, LATE_FACTOR * self.usual)
+        return self.moved + max(floor, LATE_FACTOR * self.usual)
+
+    def late(self, now: float) -> bool:
+        return now >= self.late_at
 
     def slowdown(self) -> Slowdown | None:
         """The last few steps against all before."""
         times = list(self._times)
         if len(times) < 2 * _RECENT:
             return None
-        before, recent = median(times[:-_RECENT]), min(times[-_RECENT:])
+        count = _FEWEST_RECENT
+        while count < _RECENT and sum(times[-count:]) < _RECENT_SECONDS:
+            count += 1
+        before, recent = median(times[:-count]), min(times[-count:])
         if recent < _SLOW_FACTOR * before + _SLOW_SECONDS:
             return None
         return Slowdown(self._highest, recent, before)

@@ -165,12 +165,17 @@ class LocalRanks:
 
     def dumps(self) -> dict[int, bytes]:
         """What the recorders hold, or held when a rank died."""
-        return {**self._kept, **dumps_of([one for one in self._known.values() if not _is_stopped(one)])}
+        gone = {one.rank: one.left() for one in self._known.values() if self._deaths.of(one.pid) is not None}
+        left = {rank: dump for rank, dump in gone.items() if dump}
+        return {**self._kept, **left, **dumps_of(self._asked())}
 
     def _keep_dumps(self) -> None:
         """A launcher that has lost a rank ends the others soon, and what their recorders hold ends with them."""
-        left = [one for one in list(self._known.values()) if self._deaths.of(one.pid) is None and not _is_stopped(one)]
-        self._kept |= dumps_of(left)
+        self._kept |= dumps_of(self._asked())
+
+    def _asked(self) -> list[RankProcess]:
+        """Those that can answer."""
+        return [one for one in list(self._known.values()) if self._deaths.of(one.pid) is None and not _is_stopped(one)]
 
     def recordings(self) -> dict[int, Recording]:
         """Of all that answer."""

@@ -98,7 +98,12 @@ class RankProcess:
         if self.files is None:
             return b""
         asked = [_asked(f"{self.files}.sock", handler) for handler in _RECORDERS]
-        return merged_dumps(*asked) if any(asked) else merged_dumps(*map(self._left, injected.DUMPS))
+        return merged_dumps(*asked) if any(asked) else self.left()
+
+    def left(self) -> bytes:
+        """What it has left behind. One that is gone is not asked: processes that it has started may keep its socket
+        open, and nobody answers there."""
+        return merged_dumps(*map(self._left, injected.DUMPS))
 
     def _left(self, ending: str) -> bytes:
         with contextlib.suppress(OSError):

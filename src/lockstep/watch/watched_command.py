@@ -95,7 +95,7 @@ class _Watching:
         try:
             while self._child.poll() is None:
                 descriptors = (self._inbox.fileno(), ended, self._door.fileno(), *self._ranks.descriptors)
-                processes.wait_readable(descriptors, TICK_SECONDS)
+                processes.wait_readable(descriptors, self._watcher.pause(TICK_SECONDS))
                 self._pass_on()
                 known, lost = len(self._ranks.numbers), self._ranks.refresh()
                 if len(self._ranks.numbers) > known:

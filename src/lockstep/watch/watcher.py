@@ -81,7 +81,7 @@ class Watcher:
         self._bytes = _Bytes()
         self._starving = _Starving()
         self._looked = 0.0
-        self._records: dict[int, int] = {}
+        self._records: dict[int, tuple[int, int]] = {}
         self._began_calls = False
         self._slow = SlowRanks(ranks, reports)
         self.ends: Verdict | None = None
@@ -95,7 +95,7 @@ class Watcher:
         if self._steps.note(self._ranks.steps(), now):
             self._moves(stood)
             self._moved()
-        if lost or self._due(now):
+        if lost or now >= self._due_at:
             self._look(now, final=False)
         elif self._steps.step and not self._steps.late(now):
             self._slow.tick(self._steps.slowdown(), self._steps.step, self._steps.usual, now)
@@ -109,10 +109,15 @@ class Watcher:
         if failed and not self.reported:
             self._look(self._clock(), final=True)
 
-    def _due(self, now: float) -> bool:
+    def pause(self, most: float) -> float:
+        """How long to sleep until the next tick: no longer than until a look is due."""
+        left = self._due_at - self._clock()
+        return min(left, most) if left > 0 else most
+
+    @property
+    def _due_at(self) -> float:
         unhurried = self._standstill.spoken or not (self._began_calls or self._steps.step)
-        every = LOOK_LATER_SECONDS if unhurried else LOOK_SECONDS
-        return self._steps.late(now) and now - self._looked >= every
+        return max(self._steps.late_at, self._looked + (LOOK_LATER_SECONDS if unhurried else LOOK_SECONDS))
 
     def _moves(self, stood: float) -> None:
         if self._standstill.spoken:
@@ -123,10 +128,12 @@ class Watcher:
     # -- a job that stands still --
 
     def _look(self, now: float, *, final: bool) -> None:
-        sights = dict(self._ranks.sights(all_stacks=self._looked > self._steps.moved))
+        again = self._looked > self._steps.moved
+        sights = dict(self._ranks.sights(all_stacks=again))
         self._looked = self._clock()
         recordings = {rank: one.recording for rank, one in sights.items() if one.recording is not None}
-        if self._calls_move(recordings) and not final and not any(one.life is Vitality.GONE for one in sights.values()):
+        moves = self._calls_move(recordings) and again  # an earlier look says nothing: steps have ended since
+        if moves and not final and not any(one.life is Vitality.GONE for one in sights.values()):
             self._steps.alive(now)
             self._standstill.over()
             return
@@ -172,8 +179,13 @@ class Watcher:
         return replace(found, job=hex64(self._reports.job), asker="lockstep why")
 
     def _calls_move(self, recordings: Mapping[int, Recording]) -> bool:
-        """Whether anybody has made a call since the last look: some jobs have no steps that can be counted."""
-        newest = {rank: one.calls[-1].record for rank, one in recordings.items() if one.calls}
+        """Whether anybody has made a call or left one since the last look: some jobs have no steps that can be counted,
+        and a GPU goes on with what was given to it before."""
+        newest = {
+            rank: (one.calls[-1].record, sum(call.over for call in one.calls))
+            for rank, one in recordings.items()
+            if one.calls
+        }
         moved = any(rank in self._records and record != self._records[rank] for rank, record in newest.items())
         self._records |= newest
         self._began_calls = self._began_calls or any(call.over for one in recordings.values() for call in one.calls)
