@@ -30,9 +30,16 @@ READY: Final = b"r"
 GO: Final = b"g"
 """The answer; with it come stdout, stderr and a file that describes the task."""
 
+WAITING_NAME: Final = "lockstep-spare"
+"""What ``ps`` and the kernel call it while it waits."""
+
+_COMM: Final = Path("/proc/self/comm")
 _NICE: Final = 10
 _CAP_SYS_NICE: Final = 23
-_READ_AT_IMPORT: Final = ("OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_", "DNNL_", "ONEDNN_", "ATEN_CPU_", "TORCH_LOGS")
+_READ_AT_IMPORT: Final = (
+    *("OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_", "DNNL_", "ONEDNN_", "ATEN_CPU_"),
+    *("TORCH_LOGS", "TORCHDYNAMO_", "TORCH_COMPILE_"),
+)
 """What libraries read when they are loaded, which has happened before a spare knows its program."""
 
 
@@ -71,16 +78,22 @@ def _folder_of(program: PythonCommand) -> str:
 
 
 def _load(what: str, words: list[str]) -> None:
-    """Whatever goes wrong here, the task itself will meet it again, and say so."""
+    """Whatever goes wrong here, the task itself will meet it again, and say so. Variables stay as they were: libraries
+    set some that a program would then find set."""
     module, _, function = what.partition(":")
+    before = dict(os.environ)
     with contextlib.suppress(Exception), contextlib.redirect_stdout(sys.stderr):
         getattr(importlib.import_module(module), function)(words)
+    _take_environment(before)
 
 
 def _wait(control: socket.socket) -> dict[str, Any] | None:
     """Until it is to take a place. No deadline: its reaper ends it with whoever keeps it."""
+    name = _COMM.read_text()
+    _COMM.write_text(WAITING_NAME)
     control.send(READY)
     said, descriptors, _, _ = socket.recv_fds(control, 16, 3)
+    _COMM.write_text(name)
     if said != GO or len(descriptors) != 3:
         return None
     for taken, number in zip(descriptors, (1, 2), strict=False):
