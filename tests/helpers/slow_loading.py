@@ -1,4 +1,4 @@
-"""What a spare loads in tests: nothing, but only once a file is there. Spares of ``small_task.py`` find it beside it."""
+"""What a spare loads in tests: nothing, but only once a file is there. It stands beside ``small_task.py``."""
 
 from __future__ import annotations
 

@@ -141,8 +141,9 @@ FACTS = """
     told = {
         "argv": sys.argv, "orig": sys.orig_argv, "path": sys.path, "file": __file__, "name": __name__,
         "spec": getattr(__spec__, "name", None), "package": __package__, "names": sorted(vars(main)),
-        "flags": list(sys.flags), "executable": sys.executable, "here": os.getcwd(), "session": os.getsid(0) == os.getpid(),
-        "signals": [str(signal.getsignal(one)) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGPIPE)],
+        "flags": list(sys.flags), "executable": sys.executable, "here": os.getcwd(),
+        "session": os.getsid(0) == os.getpid(),
+        "signals": [str(signal.getsignal(one)) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGPIPE)],
         "mask": sorted(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ()))),
         "environ": {key: value for key, value in os.environ.items() if key != "LOCKSTEP_RUN"},
         "threads": [torch.get_num_threads(), len(os.listdir("/proc/self/task"))], "cuda": torch.cuda.is_initialized(),
