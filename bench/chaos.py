@@ -354,14 +354,15 @@ def main() -> int:
     parser.add_argument("--model", default="resnet20")
     parser.add_argument("--folder", default="")
     parser.add_argument("--workers", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--steps", type=int, default=0, help="400; with spares 1200, because kills wait for them")
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--kill", choices=("all", "servers"), default="all")
     parser.add_argument("--server_replicas", type=int, choices=(0, 1), default=0)
     parser.add_argument("--spares", type=int, default=0)
     asked = parser.parse_args()
     shape = ClusterShape(2, asked.workers)
-    plan = Plan(shape, asked.steps, asked.kills, asked.kill == "servers", bool(asked.server_replicas), asked.spares)
+    steps = asked.steps or (1200 if asked.spares else 400)
+    plan = Plan(shape, steps, asked.kills, asked.kill == "servers", bool(asked.server_replicas), asked.spares)
     flags = [
         f"--model={asked.model}",
         "--data_name=cifar10",
