@@ -10,6 +10,10 @@ had Python and torch running again. On a busy machine the job may finish before 
 is killed then costs no step: the next commit is its second home's, and the next task is killed only after the job has
 said that its replica is whole again. Servers count what they make: no version may be made twice. With
 ``--kill=servers`` only servers are killed.
+
+``--spares=N`` starts the cluster with one command, in which N spares wait for whatever is lost (docs/recovery.md), and
+kills the next task only once a spare waits again. ``python bench/chaos.py --spares 1 --server_replicas 1 --seeds 20``
+is everything together. Runs side by side on one machine do not disturb each other, but for the processor's time.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ import itertools
 import json
 import os
 import random
+import re
 import signal
 import socket
 import statistics
@@ -34,6 +39,8 @@ from typing import Any
 
 from lockstep.protocol.core.activity import TaskPhase
 from lockstep.protocol.core.ids import CHIEF, ClusterShape, TaskId
+from lockstep.runtime.monitor.spare import WAITING_NAME
+from lockstep.runtime.processes import descendants
 from lockstep.transports.control.monitor_client import Unreachable, describe, fetch_snapshot
 
 ROOM = 20
@@ -41,6 +48,7 @@ ROOM = 20
 FIRST, LAST = 5, 20
 """How many committed steps after a recovery the next task is killed."""
 ASK_SECONDS = 1.0
+POLL_SECONDS = 0.05
 RECOVERY_SECONDS = 120.0
 RUN_SECONDS = 900.0
 
@@ -54,6 +62,7 @@ class Plan:
     kills: int
     only_servers: bool
     replicas: bool
+    spares: int = 0
 
     def victims(self) -> tuple[TaskId, ...]:
         return self.shape.server_ids() if self.only_servers else self.shape.tasks()
@@ -165,6 +174,41 @@ class Cluster:
                 program.wait()
 
 
+class OneCommand(Cluster):
+    """The same as one command, which keeps the spares."""
+
+    def start(self) -> None:
+        shape = self.plan.shape
+        command = [sys.executable, "-m", "lockstep", "bench", f"--ps={shape.servers}", f"--workers={shape.workers}"]
+        with self.log.open("wb") as log:
+            self.programs[CHIEF] = subprocess.Popen(
+                [*command, *self.flags, f"--spares={self.plan.spares}", f"--train_dir={self.train_dir}"],
+                stdout=log,
+                stderr=log,
+            )
+        wait_until(lambda: bool(self._found()), self, RECOVERY_SECONDS, "address of a task")
+        self.addresses = self._found()
+
+    @property
+    def log(self) -> Path:
+        return self.train_dir / "cluster.log"
+
+    def _found(self) -> dict[TaskId, str]:
+        """Every task, as any of their monitors knows them."""
+        where = re.search(r"lockstep why (\S+:\d+)", self.log.read_text())
+        if where is None:
+            return {}
+        try:
+            known = json.loads(fetch_snapshot(where[1], "Monitor", ASK_SECONDS))["cluster"]
+        except (Unreachable, ValueError):
+            return {}
+        return {TaskId.parse(name): str(address) for name, address in dict(known).items()}
+
+    def has_spares(self) -> bool:
+        waiting = [one for one in descendants(self.programs[CHIEF].pid) if one.name == WAITING_NAME]
+        return len(waiting) >= self.plan.spares
+
+
 def free_addresses(count: int) -> list[str]:
     held = [socket.socket() for _ in range(count)]
     try:
@@ -190,7 +234,7 @@ def wait_until(condition: Callable[[], bool], cluster: Cluster, seconds: float, 
             raise JobDone
         if time.monotonic() > deadline:
             raise RuntimeError(f"no {what} within {seconds:.0f} s; see the logs in {cluster.train_dir}")
-        time.sleep(0.1)
+        time.sleep(POLL_SECONDS)
 
 
 def kill_and_wait(cluster: Cluster, victim: TaskId) -> Recovery:
@@ -256,6 +300,8 @@ def kill_again_and_again(cluster: Cluster, dice: random.Random, recoveries: list
         wait_until(lambda: cluster.committed() >= 0, cluster, RECOVERY_SECONDS, "first steps")
         target = min(cluster.committed() + dice.randint(FIRST, LAST), plan.steps - ROOM * (plan.kills - number))
         wait_until(lambda t=target: cluster.committed() >= t, cluster, RECOVERY_SECONDS, f"step {target}")  # type: ignore[misc]
+        if isinstance(cluster, OneCommand):
+            wait_until(cluster.has_spares, cluster, RECOVERY_SECONDS, "spare that waits")
         victim = dice.choice(plan.victims())
         taken_over = plan.replicas and victim.role.value == "ps"
         recoveries.append((kill_and_see_taken_over if taken_over else kill_and_wait)(cluster, victim))
@@ -266,7 +312,7 @@ def kill_again_and_again(cluster: Cluster, dice: random.Random, recoveries: list
 def one_run(folder: Path, flags: Sequence[str], plan: Plan, seed: int | None) -> list[Recovery]:
     """Train to the end in ``folder``; with a seed, kill on the way."""
     folder.mkdir(parents=True)
-    cluster = Cluster(folder, flags, plan)
+    cluster = OneCommand(folder, flags, plan) if plan.spares and seed is not None else Cluster(folder, flags, plan)
     recoveries: list[Recovery] = []
     try:
         cluster.start()
@@ -292,6 +338,9 @@ def report(recoveries: Sequence[Recovery]) -> None:
             f"{kind:12} {len(rows):5} {statistics.median(seconds):9.2f} {max(seconds):8.2f} "
             f"{statistics.median(beyond):23.2f} {max(beyond):8.2f}"
         )
+    seconds = [one.seconds for one in recoveries]
+    if seconds:
+        print(f"{'all':12} {len(seconds):5} {statistics.median(seconds):9.2f} {max(seconds):8.2f}")
     whole = [one.whole for one in recoveries if one.whole]
     if whole:
         print(f"whole again after {statistics.median(whole):.2f} s (median), {max(whole):.2f} s (worst)")
@@ -305,13 +354,15 @@ def main() -> int:
     parser.add_argument("--model", default="resnet20")
     parser.add_argument("--folder", default="")
     parser.add_argument("--workers", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--steps", type=int, default=0, help="400; with spares 1200, because kills wait for them")
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--kill", choices=("all", "servers"), default="all")
     parser.add_argument("--server_replicas", type=int, choices=(0, 1), default=0)
+    parser.add_argument("--spares", type=int, default=0)
     asked = parser.parse_args()
     shape = ClusterShape(2, asked.workers)
-    plan = Plan(shape, asked.steps, asked.kills, asked.kill == "servers", bool(asked.server_replicas))
+    steps = asked.steps or (1200 if asked.spares else 400)
+    plan = Plan(shape, steps, asked.kills, asked.kill == "servers", bool(asked.server_replicas), asked.spares)
     flags = [
         f"--model={asked.model}",
         "--data_name=cifar10",

@@ -32,6 +32,8 @@ ALLOWED_MODULES: Final = {
 }
 """CIFAR-10 is published as pickles, and torch dumps its flight recorder so; both read plain values only and refuse
 every name. On Ray, functions and results travel as Ray's own pickles, between a user's driver and actors."""
+ALLOWED_CALLS: Final = {"lockstep/runtime/monitor/spare.py": {"compile", "exec"}}
+"""A spare runs the file that the user's own command names, as the interpreter would."""
 FORBIDDEN_ARGUMENTS: Final = {"shell", "allow_pickle"}
 """Arguments that nobody may set to anything but False."""
 
@@ -73,10 +75,12 @@ def code_findings(sources: Path) -> list[str]:
     return [
         f"{file.relative_to(sources)}:{line}: {what}"
         for file in sorted(sources.rglob("*.py"))
-        for line, what in _forbidden(
-            ast.parse(file.read_text()), ALLOWED_MODULES.get(str(file.relative_to(sources)), set())
-        )
+        for line, what in _forbidden(ast.parse(file.read_text()), _allowed_in(str(file.relative_to(sources))))
     ]
+
+
+def _allowed_in(file: str) -> set[str]:
+    return ALLOWED_MODULES.get(file, set()) | ALLOWED_CALLS.get(file, set())
 
 
 def _forbidden(tree: ast.AST, allowed: set[str]) -> Iterator[tuple[int, str]]:
@@ -88,7 +92,7 @@ def _forbidden(tree: ast.AST, allowed: set[str]) -> Iterator[tuple[int, str]]:
                     yield node.lineno, f"imports {name}"
         elif isinstance(node, ast.Call):
             called = ast.unparse(node.func)
-            if called in FORBIDDEN_CALLS:
+            if called in FORBIDDEN_CALLS - allowed:
                 yield node.lineno, f"calls {called}"
             for keyword in node.keywords:
                 harmless = isinstance(keyword.value, ast.Constant) and keyword.value.value is False

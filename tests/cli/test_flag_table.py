@@ -50,7 +50,7 @@ OURS = _words("""
     bind bucket_mb collective_port compile deterministic from_scratch grace insecure job_token
     key_file max_bad_records metrics_file metrics_port mps num_threads on_nan_parameters on_stall on_verdict
     on_worker_loss ports ps rdma_device rdma_gid_index rdma_gpudirect rdma_retry_count rdma_service_level rdma_timeout
-    rdma_traffic_class rejoin_timeout require_private restarts seed server_replicas stall_after startup_timeout
+    rdma_traffic_class rejoin_timeout require_private restarts seed server_replicas spares stall_after startup_timeout
     timing_dir trace_steps use_bf16 user_code_timeout verbose verdict_webhook wire_dtype workers
 """)
 
@@ -96,6 +96,7 @@ EFFECTS: dict[str, list[str]] = {
     "grace": [*CLUSTER, "--grace=5"],
     "on_worker_loss": [*CLUSTER, "--on_worker_loss=shrink"],
     "restarts": [*CLUSTER, "--restarts=5"],
+    "spares": [*CLUSTER, "--restarts=5", "--spares=1"],
     "server_replicas": [*REPLICATED, "--server_replicas=1"],
     "rdma_device": [*CLUSTER, "--rdma_device=mlx5_0:1"],
     "rdma_gid_index": [*CLUSTER, "--rdma_gid_index=3"],
@@ -170,6 +171,7 @@ BASELINES: dict[str, list[str]] = {
     "grace": CLUSTER,
     "on_worker_loss": CLUSTER,
     "restarts": CLUSTER,
+    "spares": [*CLUSTER, "--restarts=5"],
     "server_replicas": REPLICATED,
     "rdma_device": CLUSTER,
     "rdma_gid_index": CLUSTER,

@@ -1,7 +1,8 @@
-"""A monitor for tests, run as a program: TASK PORT LINGER STOP COMMAND..."""
+"""A monitor for tests, run as a program: TASK PORT LINGER STOP COMMAND... ``SMALL_RESTARTS``: how often again."""
 
 from __future__ import annotations
 
+import os
 import sys
 
 from lockstep.protocol.core.ids import TaskId
@@ -18,6 +19,7 @@ def main(arguments: list[str]) -> int:
         version="0.0.test",
         linger_seconds=float(linger),
         stop_seconds=float(stop),
+        restarts=int(os.environ.get("SMALL_RESTARTS", "0")),
     )
     return run_monitor(spec)
 

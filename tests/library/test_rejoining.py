@@ -101,6 +101,23 @@ def test_below_lockstep_run_a_launchers_lost_rank_comes_back_by_itself_with_the_
     assert f"restarting /job:worker/replica:0/task:{where[0]} (1 of 3 restarts)" in done.stderr
 
 
+def test_a_spare_below_lockstep_run_goes_on_for_a_killed_program_with_the_same_bits(
+    undisturbed: list[str], tmp_path: Path
+) -> None:
+    with ExitStack() as started:
+        lists, die = hosts(1, 2), ("--die=1:5:late", f"--once={tmp_path / 'once'}")
+        run = (*LOCKSTEP, "run", "--spares=1", "--", *PROGRAM, *lists, "--job_name=worker", "--task_index=1", *die)
+        lost = started.enter_context(Program(run, ONE_THREAD))
+        lost.wait_for("1 spare waits for a task to be lost", 60)  # the job begins after it
+        chief = (*PROGRAM, *lists, "--job_name=worker", "--task_index=0")
+        others = [(*LOCKSTEP, "ps", *lists), chief]
+        programs = [*(started.enter_context(Program(one, ONE_THREAD)) for one in others), lost]
+        finished = [one.wait(SECONDS) for one in programs]
+    assert [one.code for one in finished] == [0, 0, 0], finished
+    assert results(finished) == undisturbed
+    assert "a spare takes the place of /job:worker/replica:0/task:1 (pid " in finished[2].stderr
+
+
 def test_a_program_lost_after_the_second_step_of_an_iteration_ends_the_job_with_a_sentence(tmp_path: Path) -> None:
     server, chief, other = run("--two", "--die=1:3:late", f"--once={tmp_path / 'once'}")
     assert other.code == -9

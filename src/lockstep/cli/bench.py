@@ -13,6 +13,7 @@ import socket
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
+from typing import TYPE_CHECKING
 
 from lockstep.benchmark.settings.config import BenchConfig, LocalCluster, recovery_rules, settings
 from lockstep.cli.flags import check_machine, parse_bench, task_arguments, task_meant
@@ -25,6 +26,9 @@ from lockstep.runtime.startup.own_name import with_own_address
 from lockstep.security.chosen import settle
 from lockstep.terminal import drop_what_cannot_be_written, say
 from lockstep.version import __version__
+
+if TYPE_CHECKING:
+    from lockstep.runtime.monitor.spares import SparePlan
 
 TASK_FLAG = "--lockstep_task="
 """Internal: this process is the task itself, and reports to its monitor on this descriptor."""
@@ -147,6 +151,8 @@ def _run_monitor(config: BenchConfig, argv: Sequence[str], program: Sequence[str
         start=start_facts(config.cluster, __version__, settings(config)),
         cluster=config.cluster.all_addresses(),
         restarts=config.cluster.restarts,
+        # In a cluster of one command they belong to the launcher, which lends them.
+        spares=None if LAUNCHED_VARIABLE in os.environ else _spares(config.cluster, argv, program),
         takes_signals=True,
         grace=config.cluster.grace,
         metrics=config.cluster.metrics,
@@ -179,6 +185,7 @@ def _run_local_cluster(config: BenchConfig, argv: Sequence[str], program: Sequen
         return [*program, "bench", *arguments]
 
     os.environ[LAUNCHED_VARIABLE] = "1"
+    spares = _spares(cluster, argv, program)
     spec = LocalClusterSpec(
         servers=local.servers,
         workers=local.workers,
@@ -189,9 +196,21 @@ def _run_local_cluster(config: BenchConfig, argv: Sequence[str], program: Sequen
         may_lose_a_server=bool(cluster.server_replicas),
         may_lose_workers=cluster.on_worker_loss == LossPolicy.SHRINK.value,
         ports=cluster.second_ports,
+        spares=spares,
         around=functools.partial(shared_gpu, os.environ, say) if on_gpus and shares_gpus(config) else nullcontext,
     )
     return run_local_cluster(spec)
+
+
+def _spares(cluster: ClusterSpec, argv: Sequence[str], program: Sequence[str]) -> SparePlan | None:
+    from lockstep.cli.preloading import FOR_BENCH
+    from lockstep.runtime.monitor.python_command import python_command
+    from lockstep.runtime.monitor.spares import SparePlan
+
+    found = python_command([*program, "bench"]) if cluster.spares else None
+    if found is None:
+        return None
+    return SparePlan(count=cluster.spares, program=found, loads=FOR_BENCH, words=tuple(argv))
 
 
 def shares_gpus(config: BenchConfig) -> bool:

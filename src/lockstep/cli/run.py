@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import itertools
+import os
 import shutil
+import sys
 import textwrap
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from lockstep.cli.flags.flag import FlagKind, Group, Rows
 from lockstep.cli.flags.metrics_rows import METRICS_ROWS
 from lockstep.cli.flags.parsing import CommandLine, read_command_line
 from lockstep.errors import BadInput, HelpAsked
+from lockstep.runtime.startup.cluster import spare_problems
 from lockstep.runtime.startup.metrics_options import MetricsOptions, metrics_problems
 from lockstep.terminal import drop_what_cannot_be_written
+
+if TYPE_CHECKING:
+    from lockstep.runtime.monitor.spares import SparePlan
 
 RESTARTS = 3
 
@@ -24,13 +31,20 @@ _TABLE = (
         f"how often the program is started again after it was lost (default: {RESTARTS})",
         upstream=False,
     ),
+    Rows(Group.CLUSTER).works(
+        "spares",
+        FlagKind.WHOLE,
+        0,
+        "how many processes wait, with torch and lockstep loaded, to become the program after it was lost",
+        upstream=False,
+    ),
     *METRICS_ROWS,
 )
 
 _HELP = """\
 lockstep run: start a program, answer for it, and start it again after a loss.
 
-  lockstep run [--restarts=K] -- python train.py ...
+  lockstep run [--restarts=K] [--spares=N] -- python train.py ...
   torchrun --no-python --nproc-per-node=2 lockstep run -- python train.py ...
   srun --kill-on-bad-exit=0 lockstep run -- python train.py ...
   mpirun -np 2 lockstep run -- python train.py ...
@@ -64,10 +78,11 @@ def run(argv: Sequence[str]) -> int:
         raise BadInput("nothing stands after '--'; write the program there: lockstep run -- python train.py")
     if shutil.which(command[0]) is None:
         raise BadInput(f"there is no program {command[0]!r} here; write what to start after '--'.")
+    spares = _spares(line, restarts, command)
     drop_what_cannot_be_written()
     from lockstep.runtime.monitor.runner import RunSpec, run_program
 
-    return run_program(RunSpec(command=command, restarts=restarts, metrics=metrics))
+    return run_program(RunSpec(command=command, restarts=restarts, metrics=metrics, spares=spares))
 
 
 def _read(flags: Sequence[str]) -> CommandLine:
@@ -90,6 +105,26 @@ def _restarts(line: CommandLine) -> int:
     if found < 0:
         raise BadInput(f"--restarts={found} is negative; give 0 or more.")
     return found
+
+
+def _spares(line: CommandLine, restarts: int, command: tuple[str, ...]) -> SparePlan | None:
+    count = line.value("spares")
+    assert isinstance(count, int)
+    if problems := list(spare_problems(count, restarts)):
+        raise BadInput(problems)
+    if not count:
+        return None
+    from lockstep.cli.preloading import FOR_PROGRAM
+    from lockstep.runtime.monitor.python_command import is_this_python, python_command
+    from lockstep.runtime.monitor.spares import SparePlan
+
+    found = python_command(command)
+    if found is None or not is_this_python(found.python) or (found.file and not os.path.isfile(found.file)):
+        raise BadInput(
+            f"--spares={count} needs a Python program of this interpreter ({sys.executable}), written as 'python "
+            "file.py ...' or 'python -m module ...' after '--'; write it so, or leave out --spares."
+        )
+    return SparePlan(count=count, program=found, loads=FOR_PROGRAM, any_program=True)
 
 
 def help_text() -> str:

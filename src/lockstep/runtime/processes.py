@@ -21,7 +21,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -214,15 +214,16 @@ def all_processes() -> list[ProcessFacts]:
     return [facts for facts in map(process_facts, pids) if facts is not None]
 
 
-def descendants(pid: int) -> list[ProcessFacts]:
-    """Children of ``pid``, their children, and so on; parents before their children."""
+def descendants(pid: int, keep: Collection[int] = ()) -> list[ProcessFacts]:
+    """Children of ``pid``, their children, and so on; parents before their children. Not those in ``keep``, nor what
+    is below them."""
     children: dict[int, list[ProcessFacts]] = {}
     for facts in all_processes():
         children.setdefault(facts.parent, []).append(facts)
     found: list[ProcessFacts] = []
     queue = [pid]
     while queue:
-        below = children.get(queue.pop(0), [])
+        below = [facts for facts in children.get(queue.pop(0), []) if facts.pid not in keep]
         found.extend(below)
         queue.extend(facts.pid for facts in below)
     return found
@@ -244,8 +245,9 @@ def remove_cuda_memory(pid: int, folder: Path = Path("/dev/shm")) -> None:
                 path.unlink()
 
 
-def end_descendants(grace: float, patience: float) -> list[ProcessFacts]:
+def end_descendants(grace: float, patience: float, keep: Collection[int] = ()) -> list[ProcessFacts]:
     """Reap all children of this process, a subreaper; kill those that do not end on their own within ``grace``.
+    Children in ``keep`` stay, with all that is below them.
 
     The grace is for processes that clean up after a parent's death and then end, such as the resource tracker of
     ``multiprocessing``. Returns those that could not be killed within ``patience``: they are stuck in the kernel.
@@ -253,10 +255,11 @@ def end_descendants(grace: float, patience: float) -> list[ProcessFacts]:
     start = time.monotonic()
     while not reap_children():
         waited = time.monotonic() - start
-        if waited > patience:
-            return descendants(os.getpid())
+        left = descendants(os.getpid(), keep) if keep or waited >= min(grace, patience) else []
+        if (keep and not left) or waited > patience:
+            return left
         if waited >= grace:
-            for facts in descendants(os.getpid()):
+            for facts in left:
                 send_signal(facts.pid, signal.SIGKILL)
         # No descriptor reports the death of adopted children, and a signal could be merged with an earlier one.
         time.sleep(0.01)

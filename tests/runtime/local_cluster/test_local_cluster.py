@@ -12,12 +12,14 @@ import pytest
 
 import helpers.small_cluster
 import helpers.small_task
-from helpers.programs import Program, command_line, processes_mentioning
+from helpers.programs import Program, alive, command_line, processes_mentioning
 from helpers.small_cluster import Plan
 from helpers.terminals import Terminal
 from helpers.waiting import wait_until
 from lockstep.diagnose.text import RULE
 from lockstep.runtime.local_cluster.cluster import ReservedPort
+from lockstep.runtime.monitor.spare import WAITING_NAME
+from lockstep.runtime.processes import descendants
 
 pytestmark = pytest.mark.timed
 
@@ -190,3 +192,64 @@ def test_a_reserved_port_is_available_to_a_program_that_names_it() -> None:
         assert not port.is_taken()
     finally:
         port.close()
+
+
+def waiting_below(program: Program) -> list[int]:
+    return [facts.pid for facts in descendants(program.pid) if facts.name == WAITING_NAME]
+
+
+def test_a_spare_of_the_cluster_takes_the_place_of_any_lost_task_with_its_streams(script: str, tmp_path: Path) -> None:
+    """One spare for all: it becomes a server first, and the next one a worker."""
+    go = tmp_path / "go"
+    lives = {
+        "ps 0": ["phase=serving", "complain=a server", f"wait={go}"],
+        "worker 0": ["phase=leading", "say=the chief", f"wait={go}"],
+        "worker 1": ["phase=working", f"wait={go}"],
+    }
+    with Program(command(Plan(script, lives, restarts=1, spares=1))) as program:
+        program.wait_for("lockstep: 1 spare waits for a task to be lost", 30)
+        for phase, said, text in (("serving", program.stderr, "[ps 0] a server"), ("leading", program.stdout, "chief")):
+            (spare,) = wait_until(lambda: waiting_below(program), 30, "a spare")
+            (task,) = wait_until(lambda p=phase: tasks_running(script, f"phase={p}"), 30, phase)  # type: ignore[misc]
+            wait_until(lambda s=said, t=text: s().count(t) == 1, 30, "the first life's word")  # type: ignore[misc]
+            os.kill(task, signal.SIGKILL)
+            wait_until(lambda s=said, t=text: s().count(t) == 2, 30, "the next life's word")  # type: ignore[misc]
+            assert f"(pid {spare})" in program.stderr()
+        go.touch()
+        finished = program.wait(30)
+        assert processes_mentioning(script) == []
+    assert finished.code == 0
+    assert f"[ps 0] lockstep: a spare takes the place of {PS}:0" in finished.stderr
+    assert f"[worker 0] lockstep: a spare takes the place of {WORKER}:0" in finished.stderr
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("taken", [False, True], ids=["it waits", "it is a task"])
+def test_no_spare_outlives_the_launcher(signum: int, taken: bool, script: str) -> None:
+    tasks = {"worker 0": ["phase=leading", "say=here", "hang"], "worker 1": ["hang"]}
+    with Program(command(Plan(script, tasks, restarts=1, spares=1))) as program:
+        program.wait_for("1 spare waits", 30)
+        wait_until(lambda: program.stdout().count("here") == 1, 30, "the chief")
+        if taken:
+            (chief,) = tasks_running(script, "phase=leading")
+            os.kill(chief, signal.SIGKILL)
+            wait_until(lambda: program.stdout().count("here") == 2, 30, "its next life")
+        below = [facts.pid for facts in descendants(program.pid)]
+        program.signal(signum)
+        program.wait(30)
+        wait_until(lambda: not any(map(alive, below)), 30, "the end of all")
+
+
+def test_a_monitor_that_is_killed_takes_the_spare_with_it_that_is_its_task(script: str) -> None:
+    tasks = {"worker 0": ["hang"], "worker 1": ["phase=working", "complain=here", "hang"]}
+    with Program(command(Plan(script, tasks, restarts=1, spares=1, end_seconds=0.5, linger=0.0))) as program:
+        program.wait_for("1 spare waits", 30)
+        wait_until(lambda: program.stderr().count("[worker 1] here") == 1, 30, "worker 1")
+        (spare,) = waiting_below(program)
+        (task,) = tasks_running(script, "phase=working")
+        os.kill(task, signal.SIGKILL)
+        wait_until(lambda: program.stderr().count("[worker 1] here") == 2, 30, "its next life")
+        (monitor,) = [pid for pid in processes_mentioning(f"{WORKER}:1") if "small_monitor" in command_line(pid)[1]]
+        os.kill(monitor, signal.SIGKILL)
+        wait_until(lambda: not alive(spare), 30, "the end of its task")
+        assert program.wait(30).code == 1

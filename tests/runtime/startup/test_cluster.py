@@ -109,6 +109,8 @@ BROKEN: dict[str, tuple[ClusterSpec, str]] = {
     "grace": (dataclasses.replace(SPEC, grace=0.0), "--grace=0 leaves no time"),
     "rejoin_timeout": (dataclasses.replace(SPEC, rejoin_timeout=0.0), "--rejoin_timeout=0 leaves no time"),
     "restarts": (dataclasses.replace(SPEC, restarts=-1), "--restarts=-1 is out of range"),
+    "spares": (dataclasses.replace(SPEC, restarts=1, spares=-1), "--spares=-1 is out of range"),
+    "spares alone": (dataclasses.replace(SPEC, spares=1), "--spares=1 has no use without restarts"),
     "on_verdict": (
         dataclasses.replace(SPEC, pages=Pages(command="no-such-program now")),
         "--on_verdict: there is no program 'no-such-program' here; give its path",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable
 from functools import partial
+from types import ModuleType
 from typing import TYPE_CHECKING, cast
 
 from lockstep.benchmark.models.catalogue import (
@@ -50,8 +51,18 @@ def build_model(name: str, dataset: str, num_classes: int) -> nn.Module:
     return find_model(name, dataset).build(num_classes)
 
 
+def load_code(name: str, dataset: str) -> None:
+    """Import what building this model needs, ahead of time. Nothing of an external one: that is its author's code."""
+    if not is_external(name):
+        _module_of(find_entry(name, dataset))
+
+
+def _module_of(entry: CatalogueEntry) -> ModuleType:
+    return importlib.import_module(f"lockstep.benchmark.models.{entry.module}")
+
+
 def _build_entry(entry: CatalogueEntry, num_classes: int) -> nn.Module:
-    module = importlib.import_module(f"lockstep.benchmark.models.{entry.module}")
+    module = _module_of(entry)
     factory = cast("Callable[..., nn.Module]", getattr(module, entry.factory))
     return factory(num_classes, **dict(entry.arguments))
 

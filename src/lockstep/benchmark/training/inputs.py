@@ -50,8 +50,20 @@ class DataSet:
     size: int
 
 
+_opened: dict[tuple[str, str | None], DataSet] = {}
+"""What a spare has opened before it became a worker."""
+
+
+def open_ahead(config: BenchConfig) -> None:
+    """Open the training data now, for the next ``open_data_set`` in this process."""
+    _opened[config.data_name, config.data.folder] = open_data_set(config)
+
+
 def open_data_set(config: BenchConfig, split: str = TRAIN) -> DataSet:
     """The data of a run. Raises BadData, with one sentence, if it cannot be used."""
+    ahead = _opened.pop((config.data_name, config.data.folder), None) if split == TRAIN else None
+    if ahead is not None:
+        return ahead
     if not config.data.is_real(config.data_name):
         return DataSet(None, dataset_classes(config.data_name), IMAGES_PER_EPOCH[config.data_name])
     source = open_source(config.data_name, config.data.folder, split)

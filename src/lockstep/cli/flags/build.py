@@ -188,6 +188,7 @@ def _cluster(values: _Values) -> ClusterSpec:
         on_worker_loss=values.text("on_worker_loss"),
         server_replicas=values.whole("server_replicas"),
         restarts=values.whole("restarts"),
+        spares=values.whole("spares"),
         has_servers=values.text("variable_update") not in COLLECTIVE_UPDATES,
         carried_by_torch=values.text("variable_update") in COLLECTIVE_UPDATES,
         rdma=rdma_options({name: values.line.value(name) for name in RDMA_FLAGS}),

@@ -21,6 +21,7 @@ from lockstep.protocol.core.timing import CLEAN_UP_SECONDS, KILL_SECONDS, MONITO
 from lockstep.runtime import processes
 from lockstep.runtime.local_cluster.member import ClusterMember, Deaths
 from lockstep.runtime.monitor.exit import Action, Stopping
+from lockstep.runtime.monitor.spares import SpareDesk, SparePlan, SparePool
 from lockstep.terminal import say_over
 from lockstep.transports.control.ports import PortRange
 from lockstep.transports.control.ports import ReservedPort as ReservedPort
@@ -62,6 +63,8 @@ class LocalClusterSpec:
     """Shows how the tasks at these addresses come together, while they run."""
     ports: PortRange | None = None
     """Where the tasks listen; None: at ports that the kernel chooses."""
+    spares: SparePlan | None = None
+    """Processes that wait to take the place of a lost task, whichever it is."""
     around: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
     """A context that is entered before the first task starts and left after the last one has ended."""
 
@@ -106,10 +109,17 @@ class _Launcher:
         self._ports = {task: ReservedPort(LOOPBACK, spec.ports) for task in shape.tasks()}
         servers = [self._ports[task].address for task in shape.server_ids()]
         workers = [self._ports[task].address for task in shape.worker_ids()]
+        self._spares = None if spec.spares is None else SparePool(spec.spares, say_over)
         reports: set[str] = set()
         self._members = [
             ClusterMember(
-                task, self._ports[task].address, spec.command(task, servers, workers), spec.logs, spec.show_all, reports
+                task,
+                self._ports[task].address,
+                spec.command(task, servers, workers),
+                spec.logs,
+                spec.show_all,
+                reports,
+                None if self._spares is None else SpareDesk(self._spares),
             )
             for task in shape.tasks()
         ]
@@ -121,6 +131,8 @@ class _Launcher:
         self._signal_all(signal.SIGKILL)
         for member in self._members:
             member.close()
+        if self._spares is not None:
+            self._spares.close()
         # Reapers whose monitor was killed are adopted here; they end their descendants and then themselves.
         processes.end_descendants(CLEAN_UP_SECONDS, 2 * CLEAN_UP_SECONDS)
         for port in self._ports.values():
@@ -150,11 +162,15 @@ class _Launcher:
         watched = {self._inbox.fileno(), self._deaths.fileno()}
         for member in self._members:
             watched |= member.descriptors()
+        if self._spares is not None:
+            watched |= self._spares.descriptors()
         deadlines = [at for at in (self._ask_at, self._kill_at) if at is not None]
         seconds = min([TICK_SECONDS, *(at - time.monotonic() for at in deadlines)])
         ready = processes.wait_readable(watched, max(0.0, seconds))
         for member in self._members:
             member.pump(ready)
+        if self._spares is not None:
+            self._spares.look(time.monotonic(), ready)
 
     def _take_signals(self, now: float) -> None:
         for signum in self._inbox.take():

@@ -17,6 +17,7 @@ from lockstep.protocol.core.ids import CHIEF, TaskId
 from lockstep.protocol.core.messages import Description
 from lockstep.runtime import processes
 from lockstep.runtime.local_cluster.output_relay import Relay, open_log
+from lockstep.runtime.monitor.spares import SpareDesk
 from lockstep.transports.control.monitor_client import Watch, watch
 
 _WATCH_AGAIN_SECONDS: Final = 0.2
@@ -83,10 +84,13 @@ class ClusterMember:
         logs: Path | None,
         show_all: bool,
         reports: set[str],
+        spares: SpareDesk | None = None,
     ) -> None:
-        """``reports``: those that the cluster has shown, shared by all its members."""
+        """``reports``: those that the cluster has shown, shared by all its members. ``spares``: where the monitor
+        gets a spare if its task is lost."""
         self.task = task
         self._reports = reports
+        self._spares = spares
         self.address = address
         self.exit_code: int | None = None
         self.relays: list[Relay] = []
@@ -111,9 +115,13 @@ class ClusterMember:
                 stdin=subprocess.DEVNULL,
                 stdout=None if self.task == CHIEF else subprocess.PIPE,
                 stderr=subprocess.PIPE,
+                pass_fds=() if self._spares is None else (self._spares.guest.fileno(),),
+                env=None if self._spares is None else self._spares.environ(),
                 # Ctrl-C in a terminal reaches the launcher only, which passes it on.
                 start_new_session=True,
             )
+        if self._spares is not None:
+            self._spares.guest.close()
         self._process = process
         self._pidfd = os.pidfd_open(process.pid)
         for pipe, shown in ((process.stderr, True), (process.stdout, self._show_all)):
@@ -125,10 +133,14 @@ class ClusterMember:
     def descriptors(self) -> set[int]:
         """What to wait for."""
         watched = {relay.reader for relay in self.relays}
+        if self._spares is not None:
+            watched |= self._spares.descriptors()
         return watched if self.exit_code is not None else {*watched, self._pidfd}
 
     def pump(self, ready: set[int]) -> None:
         """Pass on output; give up on a pipe that some process holds open long after the monitor's end."""
+        if self._spares is not None:
+            self._spares.look(ready)
         late = self.exit_code is not None and time.monotonic() > self.ended_at + _OUTPUT_SECONDS
         for relay in list(self.relays):
             open_still = relay.reader not in ready or relay.pump()
@@ -180,6 +192,8 @@ class ClusterMember:
     def close(self) -> None:
         """Call it after the monitor's end; waits for one that was killed."""
         self._close_watch()
+        if self._spares is not None:
+            self._spares.close()
         if self._process is not None:
             self._process.wait()
             os.close(self._pidfd)

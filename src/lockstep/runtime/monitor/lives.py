@@ -16,6 +16,7 @@ from lockstep.protocol.core.timing import REAPER_SECONDS
 from lockstep.runtime import processes
 from lockstep.runtime.monitor.exit import Action, Stopping, TaskObserver
 from lockstep.runtime.monitor.record import TaskRecord
+from lockstep.runtime.monitor.spares import Spares
 from lockstep.runtime.monitor.task_process import TaskProcess
 from lockstep.terminal import say
 
@@ -28,7 +29,13 @@ class Lives(ABC):
     _task: TaskProcess
 
     def __init__(
-        self, name: str, record: TaskRecord, inbox: processes.SignalInbox, stopping: Stopping, restarts: int
+        self,
+        name: str,
+        record: TaskRecord,
+        inbox: processes.SignalInbox,
+        stopping: Stopping,
+        restarts: int,
+        spares: Spares | None = None,
     ) -> None:
         self._name = name
         self._record = record
@@ -37,6 +44,7 @@ class Lives(ABC):
         self._restarts = restarts
         self._observer = TaskObserver(name, record)
         self._reports_open = True
+        self._spares = Spares() if spares is None else spares
 
     @abstractmethod
     def _start(self, life: int, *, finished: bool) -> TaskProcess:
@@ -73,6 +81,12 @@ class Lives(ABC):
 
     def _watch_lives(self) -> int:
         """Watch one incarnation of the task after another; returns the exit code of the last."""
+        try:
+            return self._watch_one_by_one()
+        finally:
+            self._spares.close()  # before anything lingers
+
+    def _watch_one_by_one(self) -> int:
         restarts = 0
         for life in itertools.count(1):
             self._watch_task()
@@ -102,14 +116,18 @@ class Lives(ABC):
         finished = self._record.report.phase == TaskPhase.FINISHING.value
         self._tell_of_next_life()
         self._task.close(REAPER_SECONDS)
-        processes.end_descendants(0.0, REAPER_SECONDS)
+        processes.end_descendants(0.0, REAPER_SECONDS, self._spares.reapers())
         self._task = self._start(life, finished=finished)
         self._reports_open = True
+        if self._task.news.pid:  # it was a spare, and runs already
+            say(f"a spare takes the place of {self._name} (pid {self._task.news.pid})")
+            self._tell_of_process(self._task.news.pid)
 
     def _watch_task(self) -> None:
         while self._task.news.exit_code is None:
             ready = processes.wait_readable(self._descriptors(), self._seconds_to_wait())
             now = time.monotonic()
+            self._spares.look(now, ready)
             self._observer.look()
             for signum in self._inbox.take():
                 self._on_signal(signum, now)
@@ -127,7 +145,7 @@ class Lives(ABC):
             self._take_reports()  # the last reports, which may have arrived together with the exit
 
     def _descriptors(self) -> set[int]:
-        watched = {self._inbox.fileno(), self._task.status_fd, *self._others_watched()}
+        watched = {self._inbox.fileno(), self._task.status_fd, *self._others_watched(), *self._spares.descriptors()}
         if self._reports_open:
             watched.add(self._task.report_fd)
         return watched

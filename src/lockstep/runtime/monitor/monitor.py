@@ -21,6 +21,7 @@ from lockstep.runtime.monitor.metrics_server import exporting
 from lockstep.runtime.monitor.outlived import Outlived, has_left
 from lockstep.runtime.monitor.record import TaskRecord
 from lockstep.runtime.monitor.service import MonitorService
+from lockstep.runtime.monitor.spares import SparePlan, SparePool, lent_spares
 from lockstep.runtime.monitor.task_process import FINISHED, LATER, TaskProcess
 from lockstep.runtime.running_jobs import listed
 from lockstep.runtime.startup.metrics_options import NO_METRICS, MetricsOptions
@@ -55,6 +56,8 @@ class MonitorSpec:
     """How long it may take to end after SIGTERM, if that differs: it finishes a step and saves it."""
     restarts: int = 0
     """How often the task is restarted after a signal has killed it."""
+    spares: SparePlan | None = None
+    """Processes that this monitor keeps for a task that is restarted; without it, those that its launcher lends."""
     metrics: MetricsOptions = NO_METRICS
 
 
@@ -103,7 +106,9 @@ class _Monitor(Lives):
 
     def __init__(self, spec: MonitorSpec, record: TaskRecord, inbox: processes.SignalInbox) -> None:
         after_term: dict[int, float] = {} if spec.grace is None else {signal.SIGTERM: spec.grace + spec.stop_seconds}
-        super().__init__(str(spec.task), record, inbox, Stopping(spec.stop_seconds, after_term), spec.restarts)
+        stopping = Stopping(spec.stop_seconds, after_term)
+        spares = lent_spares(os.environ) if spec.spares is None else SparePool(spec.spares)
+        super().__init__(str(spec.task), record, inbox, stopping, spec.restarts, spares)
         self._spec = spec
         self._outlived = Outlived(spec.task, record, spec.cluster, has_left)
         self._forced = False
@@ -128,6 +133,9 @@ class _Monitor(Lives):
     def _start(self, life: int, *, finished: bool) -> TaskProcess:
         marks = (FINISHED,) if finished else ()
         later = (LATER,) if life else ()
+        placed = self._spares.place(self._spec.command, (*marks, *later)) if life else None
+        if placed is not None:
+            return placed.process
         return TaskProcess(self._spec.command, (*marks, *later), takes_signals=self._spec.takes_signals)
 
     def _look(self, now: float, ready: set[int]) -> None:  # noqa: ARG002 - nothing else to read

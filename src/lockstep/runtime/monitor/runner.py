@@ -29,6 +29,7 @@ from lockstep.runtime.monitor.exit import Stopping, TaskObserver, linger
 from lockstep.runtime.monitor.lives import Lives
 from lockstep.runtime.monitor.record import TaskRecord
 from lockstep.runtime.monitor.reporter import TaskReport
+from lockstep.runtime.monitor.spares import SparePlan, SparePool
 from lockstep.runtime.monitor.task_process import TaskProcess
 from lockstep.runtime.startup.metrics_options import NO_METRICS, MetricsOptions
 from lockstep.security.chosen import choose, settle
@@ -52,6 +53,7 @@ class RunSpec:
     metrics: MetricsOptions = NO_METRICS
     """What the program gives to ``lockstep.join`` comes first."""
     linger_seconds: float = LINGER_SECONDS
+    spares: SparePlan | None = None
 
 
 def run_program(spec: RunSpec) -> int:
@@ -77,7 +79,8 @@ class _Runner(Lives):
     def __init__(self, spec: RunSpec, inbox: processes.SignalInbox, open_until_end: contextlib.ExitStack) -> None:
         name = os.path.basename(spec.command[0])
         record = TaskRecord(name, __version__, os.getpid())
-        super().__init__(name, record, inbox, Stopping(GRACE_SECONDS + STOP_SECONDS), spec.restarts)
+        spares = None if spec.spares is None else SparePool(spec.spares)
+        super().__init__(name, record, inbox, Stopping(GRACE_SECONDS + STOP_SECONDS), spec.restarts, spares)
         self._spec = spec
         self._open = open_until_end
         self._among_running = open_until_end.enter_context(contextlib.ExitStack())
@@ -116,7 +119,12 @@ class _Runner(Lives):
     def _start(self, life: int, *, finished: bool) -> TaskProcess:
         self._life, self._finished, self._back_at = life, finished, None
         self._close_door()
-        self._door, self._greeted = RunDoor(), False
+        self._greeted = False
+        placed = self._spares.place(self._spec.command) if life else None
+        if placed is not None:
+            self._door = placed.door
+            return placed.process
+        self._door = RunDoor()
         return TaskProcess(self._spec.command, door=self._door)
 
     def _pass_on(self, signum: int) -> None:

@@ -37,6 +37,35 @@ class KeeperNews:
     gone: bool = False
 
 
+def words_of(command: Sequence[str], marks: Collection[str], report_number: int) -> list[str]:
+    """The command of one incarnation."""
+    words = [part for part in command if part not in MARKS or part in marks]
+    return [part.replace(REPORT_FD, str(report_number)) for part in words]
+
+
+class ReaperHandle:
+    """A reaper that this process has started, or one that it was given."""
+
+    def __init__(self, process: subprocess.Popen[bytes] | None, pidfd: int = -1) -> None:
+        self._process = process
+        self.pid = 0 if process is None else process.pid
+        self.pidfd = pidfd if process is None else os.pidfd_open(process.pid)
+
+    def reaped(self) -> bool:
+        """Whether this process, its parent, has seen it end."""
+        return self._process is None or self._process.poll() is not None
+
+    def see_off(self, seconds: float) -> None:
+        """Wait for its end; kill it if that takes longer."""
+        if not processes.wait_readable({self.pidfd}, seconds):
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+            processes.wait_readable({self.pidfd}, None)
+        os.close(self.pidfd)
+        if self._process is not None:
+            self._process.wait()
+
+
 class TaskProcess:
     """One incarnation of a task. Create it on the main thread of a process that is a subreaper."""
 
@@ -47,25 +76,22 @@ class TaskProcess:
         *,
         takes_signals: bool = False,
         door: RunDoor | None = None,
+        passed: Collection[int] = (),
     ) -> None:
         """``marks``: those of ``MARKS`` that apply to this incarnation. ``takes_signals``: the task handles signals
         itself, from its start. ``door``: the task is any program, which introduces itself there, and gets signals as
-        they come."""
-        self._takes_signals = takes_signals or door is not None
-        command_reader, self._commands = os.pipe()
-        self.status_fd, status_writer = os.pipe()
-        self.report_fd, report_writer = os.pipe()
-        self._status_lines = LineBuffer(MAX_LINE_BYTES)
-        self._reports = ReportReader(self.report_fd)
-        self.news = KeeperNews()
-        os.set_blocking(self.status_fd, False)
+        they come. ``passed``: further descriptors for it."""
+        command_reader, commands = os.pipe()
+        status_reader, status_writer = os.pipe()
+        report_reader, report_writer = os.pipe()
+        self.report_number = report_writer
+        """The descriptor of reports in the task."""
         inherited = (command_reader, status_writer, report_writer)
-        words = [part for part in command if part not in MARKS or part in marks]
-        argv = [part.replace(REPORT_FD, str(report_writer)) for part in words]
+        argv = words_of(command, marks, report_writer)
         environ = None if door is None else {**os.environ, RUN_VARIABLE: door.described(report_writer)}
-        also = () if door is None else (door.guest.fileno(),)
+        also = (*passed, *(() if door is None else (door.guest.fileno(),)))
         try:
-            self._reaper = subprocess.Popen(
+            reaper_process = subprocess.Popen(
                 reaper.reaper_command(*inherited, argv, holds=takes_signals),
                 stdin=subprocess.DEVNULL,
                 pass_fds=(*inherited, *also),
@@ -77,6 +103,45 @@ class TaskProcess:
                 door.guest.close()
             for descriptor in inherited:
                 os.close(descriptor)
+        self._hold(commands, status_reader, report_reader, ReaperHandle(reaper_process), takes_signals or bool(door))
+
+    @classmethod
+    def adopted(
+        cls, commands: int, status: int, report: int, reaper_pidfd: int, *, pid: int, report_number: int
+    ) -> TaskProcess:
+        """A process that another one has started for this one, which has its descriptors now. It takes signals."""
+        self = cls.__new__(cls)
+        self.report_number = report_number
+        self._hold(commands, status, report, ReaperHandle(None, reaper_pidfd), takes_signals=True)
+        self.news.pid = pid
+        return self
+
+    def reaped(self) -> bool:
+        """Reap the reaper of a process that another one has adopted; whether it has ended."""
+        return self._reaper.reaped()
+
+    def _hold(self, commands: int, status: int, report: int, handle: ReaperHandle, takes_signals: bool) -> None:
+        self._commands, self.status_fd, self.report_fd = commands, status, report
+        self._reaper = handle
+        self._takes_signals = takes_signals
+        self._status_lines = LineBuffer(MAX_LINE_BYTES)
+        self._reports = ReportReader(report)
+        self.news = KeeperNews()
+        os.set_blocking(status, False)
+
+    @property
+    def reaper_pid(self) -> int:
+        """0 if it is not a child of this process."""
+        return self._reaper.pid
+
+    def lent(self) -> tuple[int, int, int, int]:
+        """Commands, status, reports, the reaper: what another process needs to ``adopt`` this one."""
+        return self._commands, self.status_fd, self.report_fd, self._reaper.pidfd
+
+    def let_go(self) -> None:
+        """Another process has adopted it."""
+        for descriptor in self.lent():
+            os.close(descriptor)
 
     def ask_to_end(self, signum: int) -> None:
         """Send the signal itself to a task that takes it, else SIGTERM: Python responds to SIGINT with a traceback."""
@@ -134,10 +199,6 @@ class TaskProcess:
     def close(self, seconds: float) -> None:
         """Wait for the reaper, which ends what the task left behind; kill it if that takes longer than ``seconds``."""
         os.close(self._commands)
-        try:
-            self._reaper.wait(seconds)
-        except subprocess.TimeoutExpired:
-            self._reaper.kill()
-            self._reaper.wait()
+        self._reaper.see_off(seconds)
         os.close(self.status_fd)
         os.close(self.report_fd)

@@ -38,6 +38,7 @@ DEFAULT_PROTOCOL = "auto"
 ON_STALL = ("report", "abort")
 ON_WORKER_LOSS = tuple(policy.value for policy in LossPolicy)
 MAX_RESTARTS = 1000
+MAX_SPARES = 64
 
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
@@ -78,6 +79,8 @@ class ClusterSpec:
     """How many second homes each server's shard has on other servers: 0 or 1."""
     restarts: int = 0
     """How often a monitor starts its task again after a signal killed it."""
+    spares: int = 0
+    """How many processes wait to take the place of a lost task: for a cluster on this machine, or for one task."""
     has_servers: bool = True
     """False: the workers reduce among themselves, and the list of servers stays empty."""
     carried_by_torch: bool = False
@@ -262,6 +265,18 @@ def _restarts_are_few(spec: ClusterSpec) -> Iterator[str]:
         yield f"--restarts={spec.restarts} is out of range; give a number from 0 to {MAX_RESTARTS}."
 
 
+def _spares_have_a_use(spec: ClusterSpec) -> Iterator[str]:
+    yield from spare_problems(spec.spares, spec.restarts)
+
+
+def spare_problems(spares: int, restarts: int) -> Iterator[str]:
+    """What is wrong with ``--spares`` beside ``--restarts``."""
+    if not 0 <= spares <= MAX_SPARES:
+        yield f"--spares={spares} is out of range; give a number from 0 to {MAX_SPARES}."
+    elif spares and not restarts:
+        yield f"--spares={spares} has no use without restarts: no lost task is replaced; give --restarts=N too."
+
+
 def _loss_policy_is_known(spec: ClusterSpec) -> Iterator[str]:
     if spec.on_worker_loss not in ON_WORKER_LOSS:
         yield f"--on_worker_loss={spec.on_worker_loss} is not known; use one of: {', '.join(ON_WORKER_LOSS)}."
@@ -300,6 +315,7 @@ CLUSTER_RULES: tuple[Callable[[ClusterSpec], Iterator[str]], ...] = (
     _bytes_are_private,
     _patience_is_positive,
     _restarts_are_few,
+    _spares_have_a_use,
     _loss_policy_is_known,
     _replicas_have_a_place,
     _pages_can_be_sent,

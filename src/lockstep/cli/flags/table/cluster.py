@@ -223,6 +223,13 @@ CLUSTER_FLAGS: tuple[Flag, ...] = (
         upstream=False,
     ),
     _CLUSTER.works(
+        "spares",
+        FlagKind.WHOLE,
+        _SPEC.spares,
+        "how many processes wait, with torch loaded and data opened, to take the place of a lost task; with --restarts",
+        upstream=False,
+    ),
+    _CLUSTER.works(
         "key_file",
         FlagKind.TEXT,
         None,
