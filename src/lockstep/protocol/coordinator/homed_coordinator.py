@@ -161,13 +161,6 @@ class HomedCoordinator(CoordinatorMachine):
         self.servers.come_back(peer)
         return effects + self._new_view(now)
 
-    def _new_view(self, now: float) -> list[Effect]:
-        """A home that gets other buckets in the view may have missed the norm that they are to be clipped by, and what
-        it measures may have been applied meanwhile: it is told again."""
-        effects = super()._new_view(now)
-        open_norms = [total for total in self.norms.decided if total.step > self.committed]
-        return effects + [Send(home, total) for home in self._homes() for total in open_norms]
-
     def _held(self, effects: list[Effect], now: float) -> list[Effect]:
         """Of what follows from an event, that which may happen now."""
         freed = self._choose_deputy()

@@ -341,7 +341,8 @@ class Contributors:
 class Question:
     """Worker to server, outside of the steps: ``what`` is a request that the server's store knows, with its bytes.
 
-    ``bucket``: the one that it is about. ``changes``: the store has another state of it afterwards.
+    ``bucket``: the one that it is about. ``changes``: the store has another state of it afterwards. ``view``: with
+    second homes, that in which this server is its home.
     """
 
     number: int
@@ -349,6 +350,7 @@ class Question:
     data: bytes
     bucket: BucketId = 0
     changes: bool = False
+    view: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,9 +101,11 @@ class HomedServerMachine(ServerMachine):
         self._former_saves = 0
         """How many shards are being written that no longer are what this server is the home of."""
         self._asked: dict[TaskId, Question] = {}
-        """What workers have asked, and can be answered only in another view, or once a second home has a state."""
+        """What workers have asked, and can be answered only in a later view, or once a second home has a state."""
         self._answers: dict[TaskId, tuple[BucketId, Answer]] = {}
         """Answers that wait for the second home of this bucket."""
+        self._changed: dict[TaskId, Answer] = {}
+        """The last one to a question that changed something: that is done once, however often it is asked."""
 
     # -- the door --
 
@@ -468,11 +470,17 @@ class HomedServerMachine(ServerMachine):
     # -- questions of workers, outside of the steps --
 
     def _on_question(self, side: WorkerSide, question: Question) -> list[Effect]:
-        waiting = self._answers.get(side.id)
-        if waiting is not None and waiting[1].number == question.number:
-            return []  # repeated, while the second home takes a copy
+        changed = self._changed.get(side.id)
+        if changed is not None and changed.number == question.number:
+            # Repeated: while the second home takes a copy, or because the answer was lost with a link.
+            return [] if side.id in self._answers else [Send(side.id, changed)]
         self._asked[side.id] = question
         return self._answer_what_can_be()
+
+    def _forget_life(self, side: WorkerSide) -> list[Effect]:
+        for asked in (self._asked, self._answers, self._changed):
+            asked.pop(side.id, None)
+        return super()._forget_life(side)
 
     def _on_served(self, event: Served) -> list[Effect]:
         """The store has another state of a bucket: its second home gets it."""
@@ -480,14 +488,19 @@ class HomedServerMachine(ServerMachine):
         if event.answer.problem or handed is None or bucket not in self._ledgers:
             return [Send(event.peer, event.answer)]
         handed.edition += 1
-        self._answers[event.peer] = (bucket, event.answer)
+        self._answers[event.peer], self._changed[event.peer] = (bucket, event.answer), event.answer
         return self._copy_next() + self._answer_what_can_be()
 
     def _answer_what_can_be(self) -> list[Effect]:
-        """Nothing is told of a state that only one server has."""
+        """Nothing is told of a state that only one server has. And what was asked of a server that is not the home in
+        that view, as far as it knows, may have been answered by another one long before this one becomes it."""
         effects: list[Effect] = []
         for asker, question in list(self._asked.items()):
-            if question.bucket in self._ledgers and not self._lags(question.bucket):
+            if question.view > self.places.view:
+                continue
+            if question.bucket not in self._ledgers:
+                del self._asked[asker]
+            elif not self._lags(question.bucket):
                 del self._asked[asker]
                 effects.append(Serve(asker, question, tells=question.changes))
         for asker, (bucket, answer) in list(self._answers.items()):

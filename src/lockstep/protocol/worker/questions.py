@@ -7,7 +7,7 @@ its answer comes, like every request. Where shards have second homes it is asked
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lockstep.protocol.core.effects import Answered, Effect, Send
 from lockstep.protocol.core.ids import BucketId, Step, TaskId
@@ -42,12 +42,12 @@ class Questions:
         del self._open[answer.number]
         return [Answered(peer, answer)]
 
-    def ask_homes(self, home_of: Callable[[BucketId], TaskId], now: float) -> list[Effect]:
+    def ask_homes(self, home_of: Callable[[BucketId], TaskId], view: int, now: float) -> list[Effect]:
         """A view may name another home for the bucket of a question: that one is asked."""
         moved = [known for known in self._open.values() if known.peer != home_of(known.question.bucket)]
         effects: list[Effect] = []
         for known in moved:
-            known.peer = home_of(known.question.bucket)
+            known.peer, known.question = home_of(known.question.bucket), replace(known.question, view=view)
             effects += self._repeat(known, now)
         return effects
 
