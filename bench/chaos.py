@@ -13,7 +13,13 @@ said that its replica is whole again. Servers count what they make: no version m
 
 ``--spares=N`` starts the cluster with one command, in which N spares wait for whatever is lost (docs/recovery.md), and
 kills the next task only once a spare waits again. ``python bench/chaos.py --spares 1 --server_replicas 1 --seeds 20``
-is everything together. Runs side by side on one machine do not disturb each other, but for the processor's time.
+is everything together.
+
+``--library --kill=servers --server_replicas=1`` does the same to a program of one's own: servers are ``lockstep ps``,
+workers this file below ``lockstep run``. It clips by norms, makes calls in every step and asks for the optimizer's
+state; the model, the norms and the state must be the same.
+
+Several of these may run side by side: each has a folder and ports of its own.
 """
 
 from __future__ import annotations
@@ -63,6 +69,12 @@ class Plan:
     only_servers: bool
     replicas: bool
     spares: int = 0
+    library: bool = False
+
+    @property
+    def result(self) -> str:
+        """The file in which the chief leaves what must be the same."""
+        return "final.txt" if self.library else "final.safetensors"
 
     def victims(self) -> tuple[TaskId, ...]:
         return self.shape.server_ids() if self.only_servers else self.shape.tasks()
@@ -102,13 +114,21 @@ class Cluster:
         self.addresses = dict(zip(shape.tasks(), free_addresses(len(shape.tasks())), strict=True))
         hosts = [",".join(self.addresses[t] for t in ids) for ids in (shape.server_ids(), shape.worker_ids())]
         for task in shape.tasks():
-            command = [sys.executable, "-m", "lockstep", "bench", f"--job_name={task.role.value}"]
-            command += [f"--task_index={task.index}", f"--ps_hosts={hosts[0]}", f"--worker_hosts={hosts[1]}"]
+            lists = [f"--ps_hosts={hosts[0]}", f"--worker_hosts={hosts[1]}", f"--task_index={task.index}"]
             log = (self.train_dir / f"{task.short.replace(' ', '-')}.log").open("wb")
-            self.programs[task] = subprocess.Popen(
-                [*command, *self.flags, f"--train_dir={self.train_dir}"], stdout=log, stderr=log
-            )
+            self.programs[task] = subprocess.Popen(self.command(task, lists), stdout=log, stderr=log)
             log.close()
+
+    def command(self, task: TaskId, lists: Sequence[str]) -> list[str]:
+        lockstep = [sys.executable, "-m", "lockstep"]
+        if not self.plan.library:
+            role = f"--job_name={task.role.value}"
+            return [*lockstep, "bench", role, *lists, *self.flags, f"--train_dir={self.train_dir}"]
+        if task.role.value == "ps":
+            restarts = [f"--restarts={self.plan.kills}"] if "--server_replicas=1" in self.flags else []
+            return [*lockstep, "ps", *lists, *restarts, *self.flags]
+        itself = [sys.executable, __file__, PROGRAM, str(self.plan.steps), str(self.train_dir / self.plan.result)]
+        return [*lockstep, "run", "--", *itself, "--job_name=worker", *lists, *self.flags]
 
     def machines(self, task: TaskId) -> dict[str, Any]:
         """What a task says of its machines; empty while it does not answer."""
@@ -210,14 +230,53 @@ class OneCommand(Cluster):
 
 
 def free_addresses(count: int) -> list[str]:
-    held = [socket.socket() for _ in range(count)]
-    try:
-        for one in held:
-            one.bind(("127.0.0.1", 0))
-        return [f"127.0.0.1:{one.getsockname()[1]}" for one in held]
-    finally:
-        for one in held:
-            one.close()
+    """At random, below the ports that the kernel gives to connections: others may choose some at the same time."""
+    first_of_kernel = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    free: list[str] = []
+    for port in random.SystemRandom().sample(range(10_000, max(first_of_kernel, 20_000)), 50 * count):
+        with socket.socket() as one, contextlib.suppress(OSError):
+            one.bind(("127.0.0.1", port))
+            free.append(f"127.0.0.1:{port}")
+        if len(free) == count:
+            return free
+    raise RuntimeError("nearly all ports of this machine are taken")
+
+
+# -- a program of one's own --
+
+PROGRAM = "program"
+
+
+def program(steps: int, result: Path, words: list[str]) -> None:
+    """Calls, norms and states in every step; the chief leaves all of it in ``result``."""
+    import hashlib
+
+    import torch
+    from torch import nn
+
+    import lockstep
+
+    ours, _ = lockstep.cluster_flags(words)
+    torch.set_num_threads(1)
+    heard: list[object] = []
+    with lockstep.join(bucket_mb=0.0625, **ours) as job:  # type: ignore[arg-type]  # flags are checked by their table
+        torch.manual_seed(0)
+        layers = [nn.Linear(64, 512), nn.BatchNorm1d(512), nn.Tanh(), nn.Linear(512, 256), nn.Dropout(0.2)]
+        model = nn.Sequential(*layers, nn.Linear(256, 64))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        job.wrap(model, optimizer)
+        for step in job.steps(steps, seed=7):
+            optimizer.zero_grad()
+            (model(torch.randn(16, 64)) ** 2).mean().backward()
+            norm = float(job.clip_grad_norm_(0.5))
+            heard.append((step, norm, job.all_reduce(norm + job.worker)))
+            optimizer.step()
+            if step % 20 == 0:
+                state = optimizer.state_dict()["state"]
+                heard.append([[float(one.double().sum()) for one in parts.values()] for parts in state.values()])
+        bits = b"".join(value.detach().numpy().tobytes() for value in model.state_dict().values())
+        if job.is_chief:
+            result.write_text(f"{hashlib.sha256(bits).hexdigest()}\n{heard}\n")
 
 
 class JobDone(Exception):  # noqa: N818 - reads as the fact it states
@@ -359,10 +418,16 @@ def main() -> int:
     parser.add_argument("--kill", choices=("all", "servers"), default="all")
     parser.add_argument("--server_replicas", type=int, choices=(0, 1), default=0)
     parser.add_argument("--spares", type=int, default=0)
+    parser.add_argument("--library", action="store_true")
     asked = parser.parse_args()
+    if asked.library and (asked.kill != "servers" or not asked.server_replicas):
+        parser.error("--library needs --kill=servers --server_replicas=1")
+    if asked.library and asked.spares:
+        parser.error("--spares is of one command, which --library has not")
     shape = ClusterShape(2, asked.workers)
     steps = asked.steps or (1200 if asked.spares else 400)
-    plan = Plan(shape, steps, asked.kills, asked.kill == "servers", bool(asked.server_replicas), asked.spares)
+    only_servers, replicas = asked.kill == "servers", bool(asked.server_replicas)
+    plan = Plan(shape, steps, asked.kills, only_servers, replicas, asked.spares, asked.library)
     flags = [
         f"--model={asked.model}",
         "--data_name=cifar10",
@@ -378,14 +443,16 @@ def main() -> int:
         f"--server_protocol={asked.protocol}",
     ]
     replicas = ["--server_replicas=1", "--local_parameter_device=cpu"] if plan.replicas else []
+    if plan.library:
+        flags, replicas = [f"--server_protocol={asked.protocol}"], ["--server_replicas=1"]
     everything: list[Recovery] = []
     with tempfile.TemporaryDirectory(prefix="chaos-") as made:
         folder = Path(asked.folder or made)
         one_run(folder / "undisturbed", flags, plan, None)
-        wanted = (folder / "undisturbed" / "final.safetensors").read_bytes()
+        wanted = (folder / "undisturbed" / plan.result).read_bytes()
         for seed in range(asked.first_seed, asked.first_seed + asked.seeds):
             recoveries = one_run(folder / f"seed-{seed}", [*flags, *replicas], plan, seed)
-            same = (folder / f"seed-{seed}" / "final.safetensors").read_bytes() == wanted
+            same = (folder / f"seed-{seed}" / plan.result).read_bytes() == wanted
             names = ", ".join(f"{one.task.short} ({one.seconds:.2f} s)" for one in recoveries)
             print(f"seed {seed} over {asked.protocol}: {'the same bits' if same else 'OTHER BITS'} after {names}")
             sys.stdout.flush()
@@ -401,4 +468,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:2] == [PROGRAM]:
+        program(int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4:])
+        sys.exit(0)
     sys.exit(main())

@@ -48,6 +48,8 @@ class HarmedWorld(HomedWorld):
         self._at_cut: tuple[int, int] = (0, -9)
         self._shards: dict[tuple[int, str], dict[BucketId, int]] = {}
         self.checkpoints: dict[int, dict[BucketId, int]] = {}
+        self.heard: dict[object, object] = {}
+        """What workers were told outside of the steps (``homed_library.py``)."""
         super().__init__(seed, servers, workers, steps, buckets)
 
     # -- the judge: after every event, with what follows from it --

@@ -8,20 +8,33 @@ from typing import Any, NamedTuple
 
 from lockstep.protocol.coordinator.deputy import DeputyMachine
 from lockstep.protocol.coordinator.homed_coordinator import HomedCoordinator
+from lockstep.protocol.coordinator.running_job import RunningJob
 from lockstep.protocol.coordinator.saving import Saving
 from lockstep.protocol.coordinator.server_losses import ServerLosses
 from lockstep.protocol.core.causes import Cause, Reason
 from lockstep.protocol.core.effects import Apply, CopyBucket, Effect, Send
-from lockstep.protocol.core.events import Event, LinkLost, PeerGone
+from lockstep.protocol.core.events import Event, LinkLost, PeerGone, Served
 from lockstep.protocol.core.ids import TaskId
-from lockstep.protocol.core.messages import HandOn, Holding, Resolution, ResolutionHeld, SecondWhole, View
+from lockstep.protocol.core.messages import (
+    BucketCopy,
+    HandOn,
+    Holding,
+    KeptCall,
+    PartialNorm,
+    Resolution,
+    ResolutionHeld,
+    SecondWhole,
+    View,
+)
 from lockstep.protocol.core.placement import Placement
 from lockstep.protocol.member import MemberMachine
 from lockstep.protocol.server.homed_machine import HomedServerMachine
 from lockstep.protocol.server.second_homes import Places
 from lockstep.protocol.server.second_shard import SecondShard
 from lockstep.protocol.server.server_machine import ServerMachine
+from lockstep.protocol.server.step_norm import StepNorm
 from lockstep.protocol.task import TaskMachine
+from lockstep.protocol.worker.questions import Questions
 from lockstep.protocol.worker.worker_machine import WorkerMachine
 
 from .homed_search import Part
@@ -33,13 +46,14 @@ class HomedMutant(NamedTuple):
 
     owner: type
     attribute: str
-    defect: Callable[..., Any]
+    defect: Callable[..., Any] | property
     part: Part = Part.KILL
     """The search that finds it soon."""
 
     @property
     def name(self) -> str:
-        return self.defect.__name__
+        defect = self.defect.fget if isinstance(self.defect, property) else self.defect
+        return str(getattr(defect, "__name__", defect))
 
 
 _RIGHT: dict[str, Callable[..., Any]] = {
@@ -48,6 +62,7 @@ _RIGHT: dict[str, Callable[..., Any]] = {
     "made": SecondShard._make_if_possible,
     "on_resolution": DeputyMachine._on_resolution,
     "copy": HomedWorld._copy,
+    "on_copy": SecondShard.on_copy,
 }
 
 
@@ -163,6 +178,55 @@ def takes_over_in_the_middle_of_an_update(self: HomedServerMachine, bucket: int)
     return _be_home(self, bucket)
 
 
+# -- what programs of the library need --
+
+
+def decisions_leave_out_norms(self: HomedCoordinator) -> Resolution | None:
+    made: Resolution | None = _RIGHT["resolution"](self)
+    return None if made is None else replace(made, norms=())
+
+
+def answers_to_calls_are_told_before_they_are_held(self: HomedCoordinator) -> Resolution | None:
+    made: Resolution | None = _RIGHT["resolution"](self)
+    return None if made is None else replace(made, calls=0)
+
+
+def deputy_forgets_calls(self: DeputyMachine, call: KeptCall) -> None:
+    self._calls.complete = call.number
+
+
+def norms_are_added_up_by_server(self: StepNorm, change: int, shard_of: Any) -> PartialNorm | None:
+    return self.partial(change)
+
+
+def norms_of_former_views_count(self: RunningJob) -> int:
+    return 0
+
+
+def seals_do_not_hold_for_what_was_taken_over(self: HomedServerMachine, now: float) -> list[Effect]:
+    return []
+
+
+def nobody_else_is_asked(self: Questions, home_of: Any, view: int, now: float) -> list[Effect]:
+    return []
+
+
+def second_home_does_not_get_what_was_loaded(self: HomedServerMachine, event: Served) -> list[Effect]:
+    return [Send(event.peer, event.answer)]
+
+
+def loaded_is_said_before_the_second_home_has_it(self: HomedServerMachine, bucket: int) -> bool:
+    return False
+
+
+def copies_of_what_was_loaded_are_refused(self: SecondShard, home: TaskId, part: BucketCopy) -> list[Effect]:
+    here = self.buckets[part.bucket]
+    if part.version == here.version:
+        return [Send(home, Holding(part.bucket, here.version, edition=part.edition))]
+    effects: list[Effect] = _RIGHT["on_copy"](self, home, part)
+    return effects
+
+
 MUTANTS = (
     HomedMutant(HomedServerMachine, "_waits_for_second", does_not_wait_for_the_second_home),
     HomedMutant(DeputyMachine, "handle", deputy_takes_over_when_a_link_is_lost, Part.CUT),
@@ -183,4 +247,14 @@ MUTANTS = (
     HomedMutant(ServerLosses, "come_back", copies_are_of_no_use),
     HomedMutant(HomedWorld, "_copy", copies_have_no_optimizer_state, Part.AGAIN),
     HomedMutant(HomedServerMachine, "_be_home", takes_over_in_the_middle_of_an_update),
+    HomedMutant(HomedCoordinator, "_resolution", decisions_leave_out_norms, Part.LIBRARY),
+    HomedMutant(HomedCoordinator, "_resolution", answers_to_calls_are_told_before_they_are_held, Part.LIBRARY),
+    HomedMutant(DeputyMachine, "_on_call", deputy_forgets_calls, Part.LIBRARY),
+    HomedMutant(StepNorm, "partial_by_shard", norms_are_added_up_by_server, Part.LIBRARY),
+    HomedMutant(RunningJob, "_norm_change", property(norms_of_former_views_count), Part.LIBRARY),
+    HomedMutant(HomedServerMachine, "_take_in_seals", seals_do_not_hold_for_what_was_taken_over, Part.LIBRARY),
+    HomedMutant(Questions, "ask_homes", nobody_else_is_asked, Part.LIBRARY),
+    HomedMutant(HomedServerMachine, "_on_served", second_home_does_not_get_what_was_loaded, Part.LIBRARY),
+    HomedMutant(HomedServerMachine, "_lags", loaded_is_said_before_the_second_home_has_it, Part.LIBRARY),
+    HomedMutant(SecondShard, "on_copy", copies_of_what_was_loaded_are_refused, Part.LIBRARY),
 )

@@ -11,6 +11,7 @@ from lockstep.protocol.core.events import Event
 from lockstep.protocol.core.ids import BucketId, Role, TaskId, server, worker
 
 from .homed_harms import SAVING, BrokenRuleError, Cut, HarmedWorld
+from .homed_library import STEPS, LibraryWorld
 
 Moment = tuple[TaskId, int]
 """A task, and the number of its event."""
@@ -26,6 +27,9 @@ class AgainWorld(HarmedWorld):
     """Every server that is killed comes back, and once all are whole again, another one may be killed."""
 
     dice = random.Random(0)
+    calm: type[HarmedWorld] = HarmedWorld
+    """The same without kills."""
+    steps_of_it = 8
 
     def handle(self, name: TaskId, event: Event) -> None:
         task = self.tasks[name]
@@ -33,6 +37,13 @@ class AgainWorld(HarmedWorld):
         if self.killed and may and self.dice.random() < 0.02 and self.is_whole:
             self.kills[name, task.events] = self.dice.random() < 0.5
         super().handle(name, event)
+
+
+class LibraryAgainWorld(AgainWorld, LibraryWorld):
+    """The same with workers as in programs of the library."""
+
+    calm = LibraryWorld
+    steps_of_it = STEPS
 
 
 class Calm(NamedTuple):
@@ -43,12 +54,15 @@ class Calm(NamedTuple):
     """After every task was a member."""
     last: dict[BucketId, int]
     """Its last checkpoint."""
+    heard: dict[object, object]
+    """What workers were told outside of the steps."""
 
 
 def calm_run(kind: type[HarmedWorld] = HarmedWorld, **shape: int) -> Calm:
     world = kind(**shape)
     world.run()
-    return Calm(world.numbers(), world.history[world.formed_at :], world.checkpoints.get(world.steps, {}))
+    last = world.checkpoints.get(world.steps, {})
+    return Calm(world.numbers(), world.history[world.formed_at :], last, world.heard)
 
 
 def judged(world: HarmedWorld, calm: Calm, *, may_end: bool = False) -> bool:
@@ -65,6 +79,8 @@ def judged(world: HarmedWorld, calm: Calm, *, may_end: bool = False) -> bool:
         raise BrokenRuleError(f"other numbers\n{world.story()}")
     if calm.last and world.checkpoints.get(world.steps) != calm.last:
         raise BrokenRuleError(f"another last checkpoint\n{world.story()}")
+    if any(calm.heard[what] != told for what, told in world.heard.items()):
+        raise BrokenRuleError(f"workers heard something else\n{world.story()}")
     return True
 
 
@@ -80,10 +96,12 @@ def one_kill(calm: Calm, kind: type[HarmedWorld], first: int, stride: int) -> It
             yield world
 
 
-def two_kills(calm: Calm, dice: random.Random, runs: int) -> Iterator[HarmedWorld]:
+def two_kills(
+    calm: Calm, dice: random.Random, runs: int, kind: type[HarmedWorld] = HarmedWorld
+) -> Iterator[HarmedWorld]:
     """A server, and shortly before or after it a worker, or, in every third run, the other server; all come back."""
     for number in range(runs):
-        world = HarmedWorld()
+        world = kind()
         at = dice.choice([n for n, moment in enumerate(calm.moments) if moment[0].role is Role.SERVER])
         first, near = calm.moments[at], calm.moments[max(0, at - 20) : at + 20]
         others = {worker(0), worker(1)} if number % 3 else {server(1 - first[0].index)}
@@ -93,24 +111,26 @@ def two_kills(calm: Calm, dice: random.Random, runs: int) -> Iterator[HarmedWorl
         yield world
 
 
-def cut_servers(calm: Calm, first: int, stride: int) -> Iterator[HarmedWorld]:
+def cut_servers(calm: Calm, first: int, stride: int, kind: type[HarmedWorld] = HarmedWorld) -> Iterator[HarmedWorld]:
     """One server is cut from the other, or from everybody, who then take it for dead; some cuts heal."""
     moments = [moment for moment in calm.moments if moment[0].role is Role.SERVER]
     for number, moment in enumerate(moments[first::stride]):
         one = moment[0]
-        world = HarmedWorld()
+        world = kind()
         believed = number % 2 == 1
         others = tuple(t for t in world.tasks if t != one) if believed else (server(1 - one.index),)
         world.cut = Cut(*moment, others, heals=not believed or number % 4 == 1, believed_dead=believed)
         yield world
 
 
-def again_and_again(seeds: range, servers: int = 2) -> Iterator[tuple[AgainWorld, Calm]]:
+def again_and_again(
+    seeds: range, servers: int = 2, kind: type[AgainWorld] = AgainWorld
+) -> Iterator[tuple[AgainWorld, Calm]]:
     """Up to three servers, each after all were whole again."""
     for seed in seeds:
-        shape = {"seed": seed, "servers": servers, "steps": 8, "buckets": 3}
-        calm, dice = calm_run(HarmedWorld, **shape), random.Random(seed)
-        world = AgainWorld(**shape)
+        shape = {"seed": seed, "servers": servers, "steps": kind.steps_of_it, "buckets": 3}
+        calm, dice = calm_run(kind.calm, **shape), random.Random(seed)
+        world = kind(**shape)
         world.restarts, world.dice, world.keeps_last_words = True, random.Random(seed), bool(seed % 2)
         moments = [moment for moment in calm.moments if moment[0].role is Role.SERVER]
         world.kills[dice.choice(moments[: len(moments) // 2])] = bool(seed % 3)
@@ -125,18 +145,23 @@ class Part(StrEnum):
     CUT = "a cut"
     TWO = "two kills"
     AGAIN = "kills, each after all were whole again"
+    LIBRARY = "one kill, in a program of the library"
+    LIBRARY_TWO = "two kills, in a program of the library"
+    LIBRARY_AGAIN = "kills, each after all were whole again, in a program of the library"
 
 
 def search(part: Part, stride: int = 9) -> Iterator[tuple[HarmedWorld, Calm, bool]]:
     """Runs to be judged; the last field: whether the job may end."""
-    kind = SavingWorld if part is Part.SAVE else HarmedWorld
+    of_library = part in (Part.LIBRARY, Part.LIBRARY_TWO, Part.LIBRARY_AGAIN)
+    kind = LibraryWorld if of_library else SavingWorld if part is Part.SAVE else HarmedWorld
     calm = calm_run(kind)
-    if part is Part.AGAIN:
-        yield from ((world, known, False) for world, known in again_and_again(range(40)))
+    if part in (Part.AGAIN, Part.LIBRARY_AGAIN):
+        again = LibraryAgainWorld if of_library else AgainWorld
+        yield from ((world, known, False) for world, known in again_and_again(range(40), kind=again))
     for first in range(stride):
         if part is Part.CUT:
             yield from ((world, calm, False) for world in cut_servers(calm, first, stride))
-        elif part is Part.TWO:
-            yield from ((world, calm, True) for world in two_kills(calm, random.Random(first), 50))
+        elif part in (Part.TWO, Part.LIBRARY_TWO):
+            yield from ((world, calm, True) for world in two_kills(calm, random.Random(first), 50, kind))
         else:
             yield from ((world, calm, False) for world in one_kill(calm, kind, first, stride))

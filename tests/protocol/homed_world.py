@@ -116,6 +116,7 @@ class HomedWorld:
     """All tasks of one run."""
 
     rules = RULES
+    eager = True
 
     def __init__(self, seed: int = 0, servers: int = 2, workers: int = 2, steps: int = 2, buckets: int = 4) -> None:
         self.rng = random.Random(seed)
@@ -159,10 +160,10 @@ class HomedWorld:
         deputy: DeputyMachine | None = None
         role: HomedServerMachine | WorkerMachine
         if task.role is Role.SERVER:
-            role = HomedServerMachine(task, shape, journal, eager=True, summed=False, any_rates=False)
+            role = HomedServerMachine(task, shape, journal, eager=self.eager, summed=False, any_rates=False)
             deputy = DeputyMachine(task, shape, self.rules, journal)
         else:
-            role = WorkerMachine(task, shape, journal, eager=True, tells_state=True)
+            role = WorkerMachine(task, shape, journal, eager=self.eager, tells_state=True)
         if task == shape.coordinator:
             coordinator = HomedCoordinator(shape, 77, journal, self.now, rules=self.rules)
         self.tasks[task] = HomedTask(TaskMachine(self.lives, member, (role,), coordinator, journal, deputy))
@@ -279,7 +280,8 @@ class HomedWorld:
             if not task.alive or not isinstance(leads, HomedCoordinator) or leads.phase is not JobPhase.RUNNING:
                 continue
             known = {name: join.incarnation for name, join in leads._joined.items()}
-            return known == now and len(now) == len(self.tasks) and leads.servers.placement.whole
+            told = not leads._waiting  # the deputy holds it, and then it is said
+            return known == now and len(now) == len(self.tasks) and leads.servers.placement.whole and told
         return False
 
     def _lost(self, peer: TaskId, name: TaskId, gone: PeerGone) -> None:
@@ -398,7 +400,7 @@ class HomedWorld:
         data = f"{value} {task.momentum.get(effect.bucket, 0)}".encode()
         half = len(data) // 2
         for offset, part in ((0, data[:half]), (half, data[half:])):
-            self._say(name, effect.peer, BucketCopy(effect.bucket, version, offset, len(data), part))
+            self._say(name, effect.peer, BucketCopy(effect.bucket, version, offset, len(data), part, effect.edition))
 
     def _take(self, name: TaskId, effect: TakeBucket) -> None:
         task = self.tasks[name]
@@ -415,7 +417,9 @@ class HomedWorld:
             version = (effect.bucket, effect.step + 1)
             assert version not in self.known, f"{name} makes {version} again"
             self.made.setdefault(version, []).append(name)
-        mean = list(given[0]) if not effect.hands_on else [mixed(given, effect.replicas)]
+        mean = list(given[0]) if given else []
+        if effect.hands_on:
+            mean = [mixed(given, effect.replicas, effect.scale, effect.limit)]
 
         def reduced() -> None:
             if effect.hands_on:
@@ -425,7 +429,7 @@ class HomedWorld:
                 self.put(("store", name), update)
 
         def update() -> None:
-            if effect.step == INITIAL_STEP:
+            if effect.step == INITIAL_STEP or (effect.values and given):
                 value = mean[0]
             else:
                 base, value = task.slots[effect.bucket, effect.from_slot]

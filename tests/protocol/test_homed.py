@@ -8,7 +8,14 @@ import pytest
 
 from lockstep.protocol.coordinator.homed_coordinator import HomedCoordinator
 from lockstep.protocol.core.causes import Cause
-from lockstep.protocol.core.ids import Role, TaskId, server
+from lockstep.protocol.core.effects import CallAnswered, Send, Serve
+from lockstep.protocol.core.events import Calling, LinkUp, Received
+from lockstep.protocol.core.ids import Role, TaskId, server, worker
+from lockstep.protocol.core.journal import Journal
+from lockstep.protocol.core.messages import CallComplete, CallMade, CallOpen, CallPlace, Member, Question, View
+from lockstep.protocol.core.placement import Homes
+from lockstep.protocol.server.homed_machine import HomedServerMachine
+from lockstep.protocol.worker.caller_machine import CallerMachine
 
 from .homed_world import HomedWorld
 
@@ -95,3 +102,56 @@ def test_nothing_follows_from_a_decision_that_the_deputy_does_not_hold() -> None
     assert deputy.held is not None
     assert deputy.held.step == coordinator.committed
     assert deputy.held.ends == (coordinator.end,)
+
+
+def _view(number: int, lead: int, lives: tuple[int, int] = (11, 12)) -> View:
+    """Server ``lead`` is the home of everything."""
+    homes = Homes(lead, 1 - lead)
+    members = tuple(Member(str(server(index)), life) for index, life in enumerate(lives))
+    return View(77, number, members, 0, shards=(homes, homes), decisions=(homes,))
+
+
+def test_a_worker_in_a_call_says_its_value_to_whoever_coordinates_now() -> None:
+    """The former coordinator had it; the one that took over has no open call."""
+    caller = CallerMachine(worker(0), server(0), Journal())
+    for index in range(2):
+        caller.handle(LinkUp(server(index), 11 + index), 0.0)
+    made = CallMade(CallPlace(1, 2, 0), "gather", "", "", "here:1", b"value")
+    assert caller.handle(Calling(made), 0.0) == [Send(server(0), made)]
+    caller.handle(Received(server(0), 11, CallOpen(made.place, (1,))), 0.1)
+    assert caller.handle(Received(server(1), 12, _view(2, 1)), 0.2) == [Send(server(1), made)]
+    assert caller.handle(Received(server(0), 11, _view(1, 0)), 0.3) == [], "a late word of the former one"
+    answer = CallComplete(made.place, (0, 1), (b"value", b"other"))
+    assert caller.handle(Received(server(0), 11, answer), 0.4) == []
+    assert caller.handle(Received(server(1), 12, answer), 0.5) == [CallAnswered(answer)]
+
+
+def test_a_server_that_is_not_the_home_does_not_answer_when_it_becomes_it() -> None:
+    """Another one has answered since: to load a state again would undo steps."""
+    world = HomedWorld()
+    world.run()
+    name = server(1)
+    machine = world.tasks[name].machine.server
+    assert isinstance(machine, HomedServerMachine)
+    chief = worker(0)
+    life = world.tasks[chief].machine.incarnation
+    bucket = next(one.id for one in world.plan.buckets if one.server == 0)
+    asked = Question(1, "to load", b"", bucket, changes=True, view=machine.places.view)
+    assert machine.handle(Received(chief, life, asked), 1.0) == []
+    later = _view(machine.places.view + 1, 1, (1, world.tasks[name].machine.incarnation))
+    assert [one for one in machine.handle(Received(name, 0, later), 1.1) if isinstance(one, Serve)] == []
+    meant = Question(2, "to load", b"", bucket, changes=True, view=later.number)
+    assert machine.handle(Received(chief, life, meant), 1.2) == [Serve(chief, meant, tells=True)]
+
+
+def test_what_is_asked_in_a_later_view_waits_for_that_view() -> None:
+    world = HomedWorld()
+    world.run()
+    name, chief = server(1), worker(0)
+    machine = world.tasks[name].machine.server
+    assert isinstance(machine, HomedServerMachine)
+    bucket = next(one.id for one in world.plan.buckets if one.server == 0)
+    later = _view(machine.places.view + 1, 1, (1, world.tasks[name].machine.incarnation))
+    early = Question(1, "the state", b"", bucket, view=later.number)
+    assert machine.handle(Received(chief, world.tasks[chief].machine.incarnation, early), 1.0) == []
+    assert Serve(chief, early) in machine.handle(Received(name, 0, later), 1.1)

@@ -16,9 +16,12 @@ from lockstep.protocol.core.errors import LocalProtocolError
 from lockstep.protocol.core.ids import server
 
 from .homed_harms import Cut, HarmedWorld
+from .homed_library import LibraryWorld
 from .homed_mutants import MUTANTS, HomedMutant
 from .homed_search import (
+    AgainWorld,
     Calm,
+    LibraryAgainWorld,
     SavingWorld,
     again_and_again,
     calm_run,
@@ -30,10 +33,10 @@ from .homed_search import (
 )
 
 
-@pytest.mark.parametrize("kind", [HarmedWorld, SavingWorld])
-def test_any_task_is_killed_at_any_event(kind: type[HarmedWorld]) -> None:
+@pytest.mark.parametrize(("kind", "stride"), [(HarmedWorld, 17), (SavingWorld, 17), (LibraryWorld, 23)])
+def test_any_task_is_killed_at_any_event(kind: type[HarmedWorld], stride: int) -> None:
     calm = calm_run(kind)
-    for world in one_kill(calm, kind, 3, 17):
+    for world in one_kill(calm, kind, 3, stride):
         assert judged(world, calm)
 
 
@@ -103,17 +106,20 @@ def _judge_all(*runs: Iterable[tuple[HarmedWorld, Calm, bool]]) -> None:
 @pytest.mark.timeout(1800)
 def test_every_event() -> None:
     played = 0
-    for kind in (HarmedWorld, SavingWorld):
+    for kind in (HarmedWorld, SavingWorld, LibraryWorld):
         calm = calm_run(kind)
         for world in one_kill(calm, kind, 0, 1):
             played += judged(world, calm)
     calm = calm_run()
     for world in cut_servers(calm, 0, 1):
         played += judged(world, calm)
-    for world in two_kills(calm, random.Random(0), 1000):
-        judged(world, calm, may_end=True)
-        played += 1
+    for kind in (HarmedWorld, LibraryWorld):
+        calm = calm_run(kind)
+        for world in two_kills(calm, random.Random(0), 1000, kind):
+            judged(world, calm, may_end=True)
+            played += 1
     for servers in (2, 3):
-        for again, calm in again_and_again(range(100), servers):
-            played += judged(again, calm)
+        for family in (AgainWorld, LibraryAgainWorld):
+            for again, calm in again_and_again(range(100), servers, family):
+                played += judged(again, calm)
     assert played > 5000

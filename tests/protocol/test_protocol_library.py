@@ -118,7 +118,7 @@ def test_a_server_lets_its_store_answer() -> None:
 
 def test_a_question_is_repeated_until_it_is_answered_once() -> None:
     rig = WorkerRig()
-    assert rig.tell(Asked(S0, QUESTION)) == [Send(S0, QUESTION)]
+    assert rig.tell(Asked(QUESTION)) == [Send(S0, QUESTION)]
     waits = [wait for wait in rig.machine.waits() if waited_for(wait) == QUESTION.what]
     assert [wait.on for wait in waits] == [S0]
     rig.now += QUESTION_SECONDS
@@ -133,12 +133,12 @@ def test_a_question_is_repeated_until_it_is_answered_once() -> None:
 
 def test_a_question_is_asked_again_on_a_new_link() -> None:
     rig = WorkerRig()
-    rig.tell(Asked(S0, QUESTION))
+    rig.tell(Asked(QUESTION))
     rig.tell(LinkLost(S0, "reset"))
     assert messages_to(rig.tell(LinkUp(S0, life(S0))), S0, Question) == [QUESTION]
 
 
 def test_an_answer_of_another_server_does_not_count() -> None:
     rig = WorkerRig(servers=2, buckets=2)
-    rig.tell(Asked(S0, QUESTION))
+    rig.tell(Asked(QUESTION))
     assert rig.hear(server(1), Answer(7, b"", "")) == []

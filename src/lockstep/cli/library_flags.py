@@ -34,6 +34,7 @@ _SHARED = (
     "metrics_port",
     "metrics_file",
     "rejoin_timeout",
+    "server_replicas",
     "grace",
     "bind",
     "ports",
@@ -133,6 +134,9 @@ PROGRAM_FLAGS = (
 """Flags that a server does not need."""
 
 LIBRARY_TABLE: tuple[Flag, ...] = (*(flag for flag in TABLE if flag.name in _SHARED), *_OWN)
+
+RESTARTS = next(flag for flag in TABLE if flag.name == "restarts")
+"""For ``lockstep ps``, whose process a monitor starts; what starts your script starts it again."""
 
 _JOIN_NAMES = {"cross_replica_sync": "synchronous"}
 """Arguments of ``lockstep.join`` that have a plainer name than the flag."""

@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from lockstep.cli.library_flags import LIBRARY_TABLE, join_arguments, read_library_flags
+from lockstep.cli.library_flags import LIBRARY_TABLE, RESTARTS, join_arguments, read_library_flags
 from lockstep.errors import EXIT_FAILED, BadInput, HelpAsked
 from lockstep.library.engine_cluster import as_tf_config_says
 from lockstep.library.join import JoinArguments, refuse_bad_cluster
@@ -26,6 +26,7 @@ from lockstep.version import __version__
 TASK_FLAG = "--lockstep_task="
 """Internal: this process is the server itself, and reports to its monitor on this descriptor."""
 
+_TABLE = (*LIBRARY_TABLE, RESTARTS)
 _HELP = """\
 lockstep ps: a parameter server for scripts that use the library.
 
@@ -55,11 +56,11 @@ def run(argv: Sequence[str]) -> int:
         raise BadInput(problems)
     settle(say)
     from lockstep.runtime.monitor.monitor import MonitorSpec, run_monitor
-    from lockstep.runtime.monitor.task_process import REPORT_FD
+    from lockstep.runtime.monitor.task_process import MARKS, REPORT_FD
 
     assert cluster.task is not None
     listen = cluster.listen_address()
-    command = (sys.executable, "-m", "lockstep", "ps", f"{TASK_FLAG}{REPORT_FD}", *argv)
+    command = (sys.executable, "-m", "lockstep", "ps", f"{TASK_FLAG}{REPORT_FD}", *MARKS, *argv)
     spec = MonitorSpec(
         task=cluster.task,
         host=listen.host,
@@ -67,6 +68,7 @@ def run(argv: Sequence[str]) -> int:
         command=command,
         version=__version__,
         cluster=cluster.all_addresses(),
+        restarts=cluster.restarts,
         takes_signals=True,
         grace=cluster.grace,
         metrics=cluster.metrics,
@@ -76,15 +78,18 @@ def run(argv: Sequence[str]) -> int:
 
 def help_text() -> str:
     """Every flag with its meaning."""
-    rows = [f"  {flag.usage():<44} {flag.help}" for flag in LIBRARY_TABLE if flag.name != "job_name"]
+    rows = [f"  {flag.usage():<44} {flag.help}" for flag in _TABLE if flag.name != "job_name"]
     return _HELP.format(flags="\n".join(rows))
 
 
 def _parse(argv: Sequence[str]) -> tuple[ClusterSpec, JoinArguments]:
-    line = read_library_flags(argv)
+    line = read_library_flags(argv, _TABLE)
     if line.value("job_name") not in ("", Role.SERVER):
         raise BadInput("'lockstep ps' is always a server; leave out --job_name, or start your script as the worker.")
-    given = JoinArguments(**join_arguments(line))  # type: ignore[arg-type]
+    asked = join_arguments(line)
+    restarts = asked.pop("restarts", 0)
+    assert isinstance(restarts, int)
+    given = JoinArguments(**asked)  # type: ignore[arg-type]
     arguments = given if line.given.keys() & {"job_name", "task_index"} else as_tf_config_says(given, os.environ)
     if arguments.job_name == Role.WORKER:
         raise BadInput(
@@ -92,12 +97,18 @@ def _parse(argv: Sequence[str]) -> tuple[ClusterSpec, JoinArguments]:
             "start your program there."
         )
     arguments = dataclasses.replace(arguments, job_name=Role.SERVER.value)
-    cluster = arguments.spec().for_task(TaskId(Role.SERVER, arguments.task_index))
+    spec = dataclasses.replace(arguments.spec(), restarts=restarts)
+    cluster = spec.for_task(TaskId(Role.SERVER, arguments.task_index))
     refuse_bad_cluster(cluster, arguments)
+    if restarts and not arguments.server_replicas:
+        raise BadInput(
+            "--restarts is for servers that the job can do without for a while; add --server_replicas=1 to all tasks, "
+            "or leave it out: the loss of this server ends the job."
+        )
     return cluster, arguments
 
 
-def _run_server(argv: Sequence[str], report_fd: int) -> int:
+def _run_server(words: Sequence[str], report_fd: int) -> int:
     from lockstep.runtime.monitor.reporter import TaskReporter
     from lockstep.runtime.task.failures import told_to_monitor
 
@@ -105,14 +116,16 @@ def _run_server(argv: Sequence[str], report_fd: int) -> int:
     with told_to_monitor(reporter):
         from lockstep.library.node_config import node_config
         from lockstep.library.serving import refuse_missing_gpu, serve
+        from lockstep.library.settings import Life
+        from lockstep.runtime.monitor.task_process import LATER, MARKS
         from lockstep.runtime.task.signals import TaskSignals
 
-        cluster, arguments = _parse(argv)
+        cluster, arguments = _parse([word for word in words if word not in MARKS])
         cluster = with_own_address(cluster, os.environ)
         assert cluster.task is not None
         refuse_missing_gpu(arguments.serving)
         signals = TaskSignals(cluster.task, say, cluster.grace)
         signals.install()
-        config = node_config(cluster, arguments.exchange, arguments.keeping)
+        config = node_config(cluster, arguments.exchange, arguments.keeping, life=Life(later=LATER in words))
         outcome = serve(config, arguments.serving, reporter, signals)
     return EXIT_FAILED if outcome.ok and outcome.unsaved else outcome.exit_code(EXIT_FAILED)

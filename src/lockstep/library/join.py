@@ -36,6 +36,7 @@ from lockstep.library.settings import (
     Keeping,
     exchange_problems,
     keeping_problems,
+    replica_problems,
     who_trains,
 )
 from lockstep.protocol.core.endings import ON_NAN_PARAMETERS
@@ -119,6 +120,7 @@ class JoinArguments:
     max_ckpts_to_keep: int = 5
     from_scratch: bool = False
     on_worker_loss: str | None = None
+    server_replicas: int = 0
     rejoin_timeout: float = REJOIN_SECONDS
     grace: float = GRACE_SECONDS
 
@@ -168,6 +170,7 @@ class JoinArguments:
             metrics=MetricsOptions(str(self.metrics_port or ""), self.metrics_file or ""),
             rejoin_timeout=self.rejoin_timeout,
             grace=self.grace,
+            server_replicas=self.server_replicas,
             rdma=self.rdma,
             has_servers=self.has_servers,
         )
@@ -320,6 +323,8 @@ def refuse_bad_cluster(cluster: ClusterSpec, arguments: JoinArguments, *, launch
     workers, servers = cluster.shape.workers, cluster.shape.servers
     problems = list(exchange_problems(arguments.exchange, workers, servers))
     problems += keeping_problems(arguments.keeping, arguments.exchange, workers, launched=launched, servers=servers)
+    if arguments.server_replicas and servers:
+        problems += replica_problems(arguments.exchange, workers, arguments.device)
     _refuse(cluster_problems(cluster) + problems)
 
 

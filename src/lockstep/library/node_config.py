@@ -47,6 +47,7 @@ def node_config(
         servers=servers,
         grace_seconds=cluster.grace,
         goes_back=life.everybody_restarts and carrier != TORCH,
+        server_replicas=cluster.server_replicas,
     )
     settings = library_settings(cluster, exchange, rules, carrier, life)
     if returning := life.later and rules.returns:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from lockstep.library.optimizers import KnownOptimizer, is_of_steps
-from lockstep.protocol.core.ids import server
 from lockstep.protocol.core.plan import Bucket, Plan
 from lockstep.runtime.task.worker_node import WorkerNode
 from lockstep.training.server.optimizer_state import PieceState, pack, unpack
@@ -53,18 +52,40 @@ class RemoteState:
         return [bucket for bucket in self._plan.buckets if bucket.group in known.groups]
 
     def _get(self, bucket: Bucket) -> bytes:
+        return self._of_one_home(bucket, lambda: self._get_parts(bucket))
+
+    def _get_parts(self, bucket: Bucket) -> bytes:
         packed, total = b"", 1
         while len(packed) < total:
             question = STATE_HEADER.pack(bucket.id, len(packed), 0)
-            answer = self._node.ask(server(bucket.server), GET_STATE, question)
+            answer = self._node.ask(GET_STATE, question, bucket.id)
             _, _, total = STATE_HEADER.unpack_from(answer)
             packed += answer[STATE_HEADER.size :]
         return packed
 
     def _put(self, bucket: Bucket, packed: bytes) -> None:
+        self._of_one_home(bucket, lambda: self._put_parts(bucket, packed))
+
+    def _put_parts(self, bucket: Bucket, packed: bytes) -> bytes:
         for offset in range(0, len(packed), STATE_CHUNK):
-            header = STATE_HEADER.pack(bucket.id, offset, len(packed))
-            self._node.ask(server(bucket.server), PUT_STATE, header + packed[offset : offset + STATE_CHUNK])
+            part = packed[offset : offset + STATE_CHUNK]
+            question = STATE_HEADER.pack(bucket.id, offset, len(packed)) + part
+            self._node.ask(PUT_STATE, question, bucket.id, changes=offset + len(part) == len(packed))
+        return b""
+
+    def _of_one_home(self, bucket: Bucket, ask: Callable[[], bytes]) -> bytes:
+        """What one server has answered from the first part to the last. If another one has taken its place meanwhile,
+        that one is asked for all of it: it has the same, but not the parts."""
+        while True:
+            home = self._node.home_of(bucket.id)
+            try:
+                answer = ask()
+            except ValueError:
+                if self._node.home_of(bucket.id) == home:
+                    raise
+                continue
+            if self._node.home_of(bucket.id) == home:
+                return answer
 
 
 def _join(pieces: Sequence[PieceState], parameter: Tensor) -> dict[str, Tensor]:

@@ -142,6 +142,16 @@ def keeping_problems(
         yield "save_model_secs, save_model_steps and max_ckpts_to_keep must not be negative; give 0 or more."
 
 
+def replica_problems(exchange: Exchange, workers: int, device: str) -> Iterator[str]:
+    """What servers with second homes need and this job does not have, one sentence per problem."""
+    if not exchange.synchronous:
+        yield "server_replicas=1 needs steps that all workers make together; omit synchronous=False."
+    if exchange.aggregate(workers) is not None:
+        yield "server_replicas=1 needs all workers in every step; omit replicas_to_aggregate."
+    if device != "cpu":
+        yield "server_replicas=1 needs servers that update on a CPU; omit device='gpu'."
+
+
 def recovery_rules(
     keeping: Keeping,
     exchange: Exchange,
@@ -152,9 +162,11 @@ def recovery_rules(
     servers: int = 1,
     grace_seconds: float = GRACE_SECONDS,
     goes_back: bool = False,
+    server_replicas: int = 0,
 ) -> RecoveryRules:
     """What a library job does about lost workers and checkpoints. The loss of a server, or of a rank without servers,
-    ends it, unless ``goes_back`` (all tasks are started again) and there is a ``train_dir``."""
+    ends it, unless ``goes_back`` (all tasks are started again) and there is a ``train_dir``, or another server holds
+    what it held (``server_replicas``)."""
     why = _why_no_recovery(exchange, workers, launched=launched, servers=servers)
     policy = LossPolicy(keeping.on_worker_loss or (LossPolicy.ABORT if why else LossPolicy.WAIT))
     return RecoveryRules(
@@ -165,6 +177,7 @@ def recovery_rules(
         save_seconds=keeping.save_model_secs,
         saves_last=bool(keeping.train_dir),
         returns=goes_back and bool(keeping.train_dir) and keeping.on_worker_loss != LossPolicy.ABORT,
+        server_replicas=server_replicas,
     )
 
 
@@ -204,6 +217,7 @@ def library_settings(
         "replicas_to_aggregate": exchange.replicas_to_aggregate or shape.workers,
         "wire_dtype": exchange.wire_dtype,
         "on_worker_loss": rules.on_worker_loss.value,
+        "server_replicas": rules.server_replicas,
         "train_dir": "given" if rules.saves_last else "not given",
     }
     if carrier:

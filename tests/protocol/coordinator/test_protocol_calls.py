@@ -192,7 +192,7 @@ def test_calls_of_a_step_that_nobody_can_come_back_to_are_forgotten_and_others_k
         make_all(rig, call(1, step))
         commit(rig, step)
     make_all(rig, call(1, 4))
-    kept = list(rig.machine.calls._kept)
+    kept = [one.made.place for one in rig.machine.calls.kept.after(0)]
     assert kept == [outside.place, *(CallPlace(1, step, 0) for step in (3, 4))]
     come_back(rig)
     assert messages_to(rig.hear(W1, call(), AGAIN), W1, CallComplete) == [outside]
@@ -202,7 +202,7 @@ def test_where_nobody_comes_back_only_the_last_answer_is_kept() -> None:
     rig = running()
     for step in range(4):
         make_all(rig, call(1, step))
-    assert list(rig.machine.calls._kept) == [CallPlace(1, 3, 0)]
+    assert [one.made.place for one in rig.machine.calls.kept.after(0)] == [CallPlace(1, 3, 0)]
 
 
 def test_a_worker_that_comes_back_to_what_is_forgotten_ends_the_job_by_name() -> None:

@@ -9,14 +9,14 @@ iteration are forgotten once no worker can come back to it; calls outside of loo
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lockstep.protocol import phrases
 from lockstep.protocol.core.calls import KEPT_CALL_BYTES, MOST_CALL_BYTES, MOST_NAMED, OUTSIDE_LOOPS
 from lockstep.protocol.core.causes import Cause, Reason
 from lockstep.protocol.core.effects import Effect, Send
 from lockstep.protocol.core.ids import Incarnation, Step, TaskId
-from lockstep.protocol.core.messages import CallComplete, CallMade, CallOpen, CallPlace
+from lockstep.protocol.core.messages import CallComplete, CallMade, CallOpen, CallPlace, KeptCall
 from lockstep.protocol.core.timing import CALL_SECONDS
 from lockstep.protocol.core.waits import Wait, WaitKind
 
@@ -46,17 +46,55 @@ class _OpenCall:
         return self.made[self.first]
 
 
-@dataclass(frozen=True, slots=True)
-class _KeptCall:
-    first: TaskId
-    sample: CallMade
-    answer: CallComplete
-    committed: Step
-    """When it was complete."""
+class KeptCalls:
+    """The complete calls that a worker may make again. What is kept is a function of the calls alone, so a coordinator
+    and its deputy keep the same."""
+
+    def __init__(self, *, keeps: bool) -> None:
+        """``keeps``: a lost worker may come back."""
+        self.complete = 0
+        """How many calls were complete so far."""
+        self.forgotten: CallPlace | None = None
+        """The newest one of those that were dropped for lack of room."""
+        self._keeps = keeps
+        self._calls: dict[CallPlace, KeptCall] = {}
+        """In the order in which they were complete, so in the order of their places."""
+        self._nbytes = 0
 
     @property
-    def nbytes(self) -> int:
-        return sum(map(len, self.answer.values))
+    def newest(self) -> KeptCall | None:
+        return next(reversed(self._calls.values()), None)
+
+    def at(self, place: CallPlace) -> KeptCall | None:
+        return self._calls.get(place)
+
+    def after(self, number: int) -> list[KeptCall]:
+        """Those that were complete after so many others."""
+        return [call for call in self._calls.values() if call.number > number]
+
+    def add(self, call: KeptCall) -> None:
+        """The newest is always kept: its answer may be lost with a link."""
+        for place, one in list(self._calls.items()):
+            inside = place.iteration != OUTSIDE_LOOPS
+            if not self._keeps or (inside and call.committed >= one.committed + STEPS_BEHIND):
+                self._drop(place)
+        self.complete = call.number
+        self._calls[call.answer.place] = call
+        self._nbytes += _nbytes(call)
+        while self._nbytes > KEPT_CALL_BYTES and len(self._calls) > 1:
+            self.forgotten = next(iter(self._calls))
+            self._drop(self.forgotten)
+
+    def _drop(self, place: CallPlace) -> None:
+        self._nbytes -= _nbytes(self._calls.pop(place))
+
+    def check(self) -> None:
+        assert list(self._calls) == sorted(self._calls), "calls are complete in another order than they were made"
+        assert self._nbytes == sum(map(_nbytes, self._calls.values())), "kept calls are counted wrongly"
+
+
+def _nbytes(call: KeptCall) -> int:
+    return sum(map(len, call.answer.values))
 
 
 class Calls:
@@ -64,15 +102,10 @@ class Calls:
 
     def __init__(self, *, keeps: bool) -> None:
         """``keeps``: a lost worker may come back."""
-        self._keeps = keeps
+        self.kept = KeptCalls(keeps=keeps)
         self._open: _OpenCall | None = None
-        self._kept: dict[CallPlace, _KeptCall] = {}
-        """In the order in which they were complete, so in the order of their places."""
         self._reached: dict[tuple[TaskId, Incarnation], CallPlace] = {}
         """The newest call that each incarnation of a worker has made."""
-        self._nbytes = 0
-        self._forgotten: CallPlace | None = None
-        """The newest one of those that were dropped for lack of room."""
 
     # -- a worker comes --
 
@@ -89,13 +122,13 @@ class Calls:
         if made.place < self._reached.get((peer, life), made.place):
             return []  # late: this incarnation has gone on since, so it has the answer
         self._reached[peer, life] = made.place
-        known = self._kept.get(made.place)
+        known = self.kept.at(made.place)
         if known is not None:
-            if _differs(made, known.sample):
-                return _conflict(peer, made, known.first, known.sample)
+            if _differs(made, known.made):
+                return _conflict(peer, made, TaskId.parse(known.first), known.made)
             return [Send(peer, known.answer)]
-        newest = next(reversed(self._kept.values()), None)
-        if newest is not None and made.place < newest.sample.place:
+        newest = self.kept.newest
+        if newest is not None and made.place < newest.made.place:
             return self._not_kept(peer, made, newest)
         if len(made.data) > MOST_CALL_BYTES:
             return []  # the library refuses it before it is sent
@@ -111,12 +144,13 @@ class Calls:
         answers = self.complete_if_all(workers, committed)
         return answers or (self._tell_missing(peer, workers) if again else [])
 
-    def _not_kept(self, peer: TaskId, made: CallMade, newest: _KeptCall) -> CallConflict:
+    def _not_kept(self, peer: TaskId, made: CallMade, newest: KeptCall) -> CallConflict:
         """It is before what is complete, and was never made by the others, or is forgotten."""
-        if self._forgotten is not None and made.place <= self._forgotten:
+        forgotten = self.kept.forgotten
+        if forgotten is not None and made.place <= forgotten:
             text = phrases.call_is_forgotten(peer, made, KEPT_CALL_BYTES)
             return CallConflict(peer, Reason(Cause.OTHER_CALL, text))
-        return _conflict(peer, made, newest.first, newest.sample)
+        return _conflict(peer, made, TaskId.parse(newest.first), newest.made)
 
     def _tell_missing(self, peer: TaskId, workers: Sequence[TaskId]) -> list[Effect]:
         assert self._open is not None
@@ -136,23 +170,9 @@ class Calls:
         indices = tuple(task.index for task in workers)
         answer = CallComplete(call.sample.place, indices, tuple(call.made[task].data for task in workers))
         self._open = None
-        self._keep(_KeptCall(call.first, call.sample, answer, committed), committed)
+        made = replace(call.sample, data=b"")
+        self.kept.add(KeptCall(self.kept.complete + 1, str(call.first), made, answer, committed))
         return [Send(task, answer) for task in workers]
-
-    def _keep(self, call: _KeptCall, committed: Step) -> None:
-        """The newest is always kept: its answer may be lost with a link."""
-        for place, one in list(self._kept.items()):
-            inside = place.iteration != OUTSIDE_LOOPS
-            if not self._keeps or (inside and committed >= one.committed + STEPS_BEHIND):
-                self._drop(place)
-        self._kept[call.answer.place] = call
-        self._nbytes += call.nbytes
-        while self._nbytes > KEPT_CALL_BYTES and len(self._kept) > 1:
-            self._forgotten = next(iter(self._kept))
-            self._drop(self._forgotten)
-
-    def _drop(self, place: CallPlace) -> None:
-        self._nbytes -= self._kept.pop(place).nbytes
 
     # -- what others may ask --
 
@@ -177,8 +197,7 @@ class Calls:
         ]
 
     def check(self) -> None:
-        assert list(self._kept) == sorted(self._kept), "calls are complete in another order than they were made"
-        assert self._nbytes == sum(one.nbytes for one in self._kept.values()), "kept calls are counted wrongly"
+        self.kept.check()
 
 
 def _differs(one: CallMade, other: CallMade) -> bool:

@@ -268,7 +268,7 @@ class CoordinatorMachine(RunningJob):
         since, state = self.norms.since, phrases.norm_measured_elsewhere()
         found += [
             Wait(here, task, WaitKind.NORM, self.norms.step, since, since + REPEAT_SECONDS, state)
-            for task in self.norms.missing(self._measuring_homes(), self.losses.change)
+            for task in self.norms.missing(self._measuring_homes(), self._norm_change)
         ]
         return found + self.losses.waits(here, step)
 

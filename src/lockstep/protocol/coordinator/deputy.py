@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from lockstep.protocol.coordinator.calls import KeptCalls
 from lockstep.protocol.coordinator.homed_coordinator import HomedCoordinator
 from lockstep.protocol.coordinator.recovery import RecoveryRules
 from lockstep.protocol.core.causes import Reason
@@ -11,7 +12,7 @@ from lockstep.protocol.core.effects import Effect, Send
 from lockstep.protocol.core.events import Event, PeerGone, Received
 from lockstep.protocol.core.ids import ClusterShape, TaskId
 from lockstep.protocol.core.journal import Happening, Journal
-from lockstep.protocol.core.messages import Resolution, ResolutionHeld
+from lockstep.protocol.core.messages import KeptCall, Resolution, ResolutionHeld
 from lockstep.protocol.core.waits import Wait
 
 
@@ -21,6 +22,7 @@ class DeputyMachine:
     def __init__(self, task: TaskId, shape: ClusterShape, rules: RecoveryRules, journal: Journal) -> None:
         self.task = task
         self.held: Resolution | None = None
+        self._calls = KeptCalls(keeps=rules.takes_back)
         self._shape = shape
         self._rules = rules
         self._journal = journal
@@ -31,6 +33,9 @@ class DeputyMachine:
         match event:
             case Received(message=Resolution() as told):
                 return self._on_resolution(event.peer, told, now)
+            case Received(message=KeptCall() as call):
+                self._on_call(call)
+                return []
             case PeerGone():
                 self._on_gone(event)
                 return []
@@ -40,13 +45,19 @@ class DeputyMachine:
     def _on_resolution(self, coordinator: TaskId, told: Resolution, now: float) -> list[Effect]:
         """Hold it. One without joins follows another; the first that this server gets has them."""
         known = self.held
-        if not told.joins and known is None:
-            return []
+        if (not told.joins and known is None) or told.calls > self._calls.complete:
+            return []  # what it belongs to was lost with a link: all is said again
         if known is None or told.number >= known.number:
             joins = told.joins or (() if known is None else known.joins)
             self.held = replace(told, joins=joins)
         self._journal.record(now, Happening.ARRIVED, told.step, peer=coordinator, cause="a decision to hold")
         return [Send(coordinator, ResolutionHeld(told.number))]
+
+    def _on_call(self, call: KeptCall) -> None:
+        if call.anew:
+            self._calls = KeptCalls(keeps=self._rules.takes_back)
+        if call.anew or call.number > self._calls.complete:
+            self._calls.add(call)
 
     def _on_gone(self, event: PeerGone) -> None:
         if self.held is None or event.peer != self.held.decisions[0].home_task:
@@ -61,7 +72,8 @@ class DeputyMachine:
         if held is None or reason is None or held.decisions[0].second_task != self.task or not held.decisions[0].whole:
             return None
         self.held = self._ended = None
-        return HomedCoordinator.resume(held, self._shape, self._rules, self._journal, reason, now)
+        calls, self._calls = self._calls, KeptCalls(keeps=self._rules.takes_back)
+        return HomedCoordinator.resume(held, calls, self._shape, self._rules, self._journal, reason, now)
 
     # -- what others may ask --
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from lockstep.protocol import phrases
+from lockstep.protocol.coordinator.calls import KeptCalls
 from lockstep.protocol.coordinator.coordinator_machine import (
     JOB_PHASE_TRANSITIONS,
     CoordinatorMachine,
@@ -65,6 +66,8 @@ class HomedCoordinator(CoordinatorMachine):
         """The number of the newest resolution."""
         self._told_joins = 0
         """The view whose joins the deputy holds, or was sent."""
+        self._told_calls = 0
+        """How many calls it was told of."""
         self._waiting: deque[tuple[int, list[Effect]]] = deque()
         self._ask_again_at: float | None = None
 
@@ -77,13 +80,14 @@ class HomedCoordinator(CoordinatorMachine):
     def resume(
         cls,
         held: Resolution,
+        calls: KeptCalls,
         shape: ClusterShape,
         rules: RecoveryRules,
         journal: Journal,
         reason: Reason,
         now: float,
     ) -> tuple[HomedCoordinator, list[Effect]]:
-        """The deputy takes over from a coordinator that has ended for this reason; ``held`` is what it holds."""
+        """The deputy takes over from a coordinator that has ended for this reason, with what it holds."""
         placement = Placement(held.shards, held.decisions[0])
         beginning = Beginning(checkpoint=held.checkpoint)
         joined = {TaskId.parse(join.task): join for join in held.joins}
@@ -95,6 +99,8 @@ class HomedCoordinator(CoordinatorMachine):
         made._applied = made.servers.applied_before(held.step)
         for state in held.states:
             made.states.note(TaskId.parse(state.task), LocalState(held.step + 1, state.data, stuck=state.stuck))
+        made.norms.take_over(held.norms)
+        made.calls.kept = calls
         if rules.save_steps or rules.save_seconds:
             made.saving.owe(now)  # one may have been due, or begun
         # The view tells everybody whose word counts now, also if the word is the end.
@@ -115,7 +121,7 @@ class HomedCoordinator(CoordinatorMachine):
             case LinkUp(peer=peer) if self._is_stranger(event):
                 return [Send(peer, self.is_here())]
             case LinkUp(peer=peer) if self._deputy is not None and peer == self._deputy[0]:
-                self._told_joins = 0
+                self._told_joins = self._told_calls = 0
                 return self._say_resolution(now) + self._held(super().handle(event, now), now)
             case Tick() if self._ask_again_at is not None and now >= self._ask_again_at:
                 return self._say_resolution(now) + self._held(super().handle(event, now), now)
@@ -178,12 +184,13 @@ class HomedCoordinator(CoordinatorMachine):
         deputy = None if second is None or join is None else (second, join.incarnation)
         if deputy == self._deputy:
             return []
-        self._deputy, self._told_joins = deputy, 0
+        self._deputy, self._told_joins, self._told_calls = deputy, 0, 0
         self._awaits_deputy = deputy is not None and self.servers.placement.coordination.whole
         return [] if self._awaits_deputy else self._release(self._resolved)
 
     def _resolution(self) -> Resolution | None:
-        """All that is decided, without its number and without joins."""
+        """All that is decided, without its number and without joins. What is only open (calls that not all have come
+        to, norms that are being measured) is said again by whoever waits for it."""
         if not self._number and self.end is None:
             return None
         step = self.committed
@@ -202,6 +209,8 @@ class HomedCoordinator(CoordinatorMachine):
             tuple(states),
             self.beginning.checkpoint,
             () if self.end is None else (self.end,),
+            self.norms.decided,
+            self.calls.kept.complete,
         )
 
     def _say_resolution(self, now: float) -> list[Effect]:
@@ -211,7 +220,16 @@ class HomedCoordinator(CoordinatorMachine):
         self._ask_again_at = now + REPEAT_SECONDS
         joins = () if self._told_joins == self._number else tuple(self._joined.values())
         self._told_joins = self._number
-        return [Send(self._deputy[0], replace(self._decided, number=self._resolved, joins=joins))]
+        told = replace(self._decided, number=self._resolved, joins=joins)
+        return [*self._say_calls(self._deputy[0]), Send(self._deputy[0], told)]
+
+    def _say_calls(self, deputy: TaskId) -> list[Effect]:
+        """Each once, before the resolution that counts it: together they may be larger than a message."""
+        untold = self.calls.kept.after(self._told_calls)
+        if untold and not self._told_calls:
+            untold[0] = replace(untold[0], anew=True)
+        self._told_calls = self.calls.kept.complete
+        return [Send(deputy, call) for call in untold]
 
     def _on_held(self, event: Received, number: int, now: float) -> list[Effect]:
         if self._deputy != (event.peer, event.incarnation):

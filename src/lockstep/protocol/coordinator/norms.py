@@ -47,9 +47,19 @@ class Norms:
             return None
         parts = [self._parts[server] for server in servers]
         clip = parts[0].clip
-        norm = combined([part.norm for part in parts], clip.norm_type)
+        norms = [norm for part in parts for norm in ([one.norm for one in part.parts] or [part.norm])]
+        norm = combined(norms, clip.norm_type)
         self._decided[key] = total = TotalNorm(*key, norm, clipping_scale(norm, clip.limit))
         return total
+
+    @property
+    def decided(self) -> tuple[TotalNorm, ...]:
+        """All that may still be asked for."""
+        return tuple(self._decided.values())
+
+    def take_over(self, decided: Collection[TotalNorm]) -> None:
+        """What another coordinator had decided."""
+        self._decided = {(total.step, total.number): total for total in decided}
 
     def answer(self, step: Step, number: int) -> TotalNorm | None:
         return self._decided.get((step, number))

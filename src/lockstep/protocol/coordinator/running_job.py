@@ -236,12 +236,17 @@ class RunningJob:
         return self._decide_norm(now)
 
     def _decide_norm(self, now: float) -> list[Effect]:
-        total = self.norms.decide(self._measuring_homes(), self.losses.change)
+        total = self.norms.decide(self._measuring_homes(), self._norm_change)
         if total is None:
             return []
         self._journal.record(now, Happening.MEASURED, total.step)
         told = [*self._homes(), *(task for task in self.losses.active() if not self.losses.is_away(task))]
         return [Send(task, total) for task in told]
+
+    @property
+    def _norm_change(self) -> int:
+        """Parts that were measured before a change of contributors, or in an earlier view, do not count."""
+        return self.losses.change if self.servers is None else self._number
 
     def _measuring_homes(self) -> list[TaskId]:
         """Without those that hold no bucket."""

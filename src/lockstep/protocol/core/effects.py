@@ -77,11 +77,12 @@ class SendMean:
 
 @dataclass(frozen=True, slots=True)
 class CopyBucket:
-    """Send a second home that is new this bucket as it is, before the next update, as ``BucketCopy`` messages."""
+    """Send a second home this bucket as it is, before the next update, as ``BucketCopy`` messages of this edition."""
 
     peer: TaskId
     bucket: BucketId
     version: int
+    edition: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,10 +160,11 @@ class NormKnown:
 
 @dataclass(frozen=True, slots=True)
 class Serve:
-    """Have the store answer this worker's question, and send the ``Answer``."""
+    """Have the store answer this worker's question, and send the ``Answer``; or ``tells``: report it (``Served``)."""
 
     peer: TaskId
     question: Question
+    tells: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from lockstep.protocol.core.causes import Reason
 from lockstep.protocol.core.ids import BucketId, Incarnation, Step, TaskId
 from lockstep.protocol.core.leaving import Departure
 from lockstep.protocol.core.messages import (
+    Answer,
     CallMade,
     Clip,
     GroupRates,
@@ -195,9 +196,8 @@ class CheckpointWritten:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The training loop of this worker asks a server a question."""
+    """The training loop of this worker asks the home of a bucket a question."""
 
-    peer: TaskId
     question: Question
 
 
@@ -222,6 +222,15 @@ class BucketApplied:
     bucket: BucketId
     step: Step
     digest: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """The store has answered this worker's question, and what it has of the bucket may be different now."""
+
+    peer: TaskId
+    question: Question
+    answer: Answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,6 +308,7 @@ Event = (
     | Finished
     | BucketApplied
     | BucketTaken
+    | Served
     | BucketMeasured
     | Broken
     | Searched

@@ -296,10 +296,19 @@ class Seal:
 
 
 @dataclass(frozen=True, slots=True)
+class ShardNorm:
+    """The norm of one shard's part of a mean."""
+
+    shard: int
+    norm: float
+
+
+@dataclass(frozen=True, slots=True)
 class PartialNorm:
     """Server to coordinator: the norm of my part of the mean of ``step``, as the workers' question ``number`` means it.
 
-    ``change``: of the contributors (``Commit``) that the mean was made of.
+    ``change``: of the contributors (``Commit``) that the mean was made of; with second homes, the number of the view.
+    ``parts``: with second homes, the norm of each shard: added up by shard, the norm has the same bits whoever is home.
     """
 
     step: Step
@@ -307,6 +316,7 @@ class PartialNorm:
     clip: Clip
     change: int
     norm: float
+    parts: tuple[ShardNorm, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,11 +339,18 @@ class Contributors:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Worker to server, outside of the steps: ``what`` is a request that the server's store knows, with its bytes."""
+    """Worker to server, outside of the steps: ``what`` is a request that the server's store knows, with its bytes.
+
+    ``bucket``: the one that it is about. ``changes``: the store has another state of it afterwards. ``view``: with
+    second homes, that in which this server is its home.
+    """
 
     number: int
     what: str
     data: bytes
+    bucket: BucketId = 0
+    changes: bool = False
+    view: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -419,23 +436,29 @@ class HandOn:
 class Holding:
     """Second home to home: I have made this version of this bucket of what you handed on, or have it as you copied it.
 
-    ``digest``: of it and of its optimizer's state, in the steps in which both homes compare them.
+    ``digest``: of it and of its optimizer's state, in the steps in which both homes compare them. ``edition``: of the
+    last copy.
     """
 
     bucket: BucketId
     version: int
     digest: str = ""
+    edition: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class BucketCopy:
-    """Home to a second home that is new: a part, from ``offset``, of a bucket as it is, with its optimizer's state."""
+    """Home to a second home: a part, from ``offset``, of a bucket as it is, with its optimizer's state.
+
+    To one that is new; and if a program has loaded another state: ``edition`` counts how often.
+    """
 
     bucket: BucketId
     version: int
     offset: int
     total: int
     data: bytes
+    edition: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -550,7 +573,8 @@ class Resolution:
 
     ``view``, ``shards``, ``decisions``: as in ``View``. ``joins``: of the members, where they have changed since the
     last resolution that the deputy holds; empty otherwise. ``step``: the committed one. ``ends``: the end of the job,
-    once it is decided.
+    once it is decided. ``norms``: those that were decided and may be asked for again. ``calls``: how many calls of all
+    workers are complete; each was told before (``KeptCall``).
     """
 
     job: JobId
@@ -563,6 +587,24 @@ class Resolution:
     states: tuple[StateBefore, ...]
     checkpoint: str
     ends: tuple[End, ...]
+    norms: tuple[TotalNorm, ...] = ()
+    calls: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class KeptCall:
+    """Coordinator to its deputy, with second homes: the call ``number`` of this job is complete.
+
+    ``first``: who came first, and ``made``: to what, without its value. ``committed``: the step at that time. ``anew``:
+    the deputy forgets those that it was told before; all that count follow.
+    """
+
+    number: int
+    first: str
+    made: CallMade
+    answer: CallComplete
+    committed: Step
+    anew: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -653,6 +695,7 @@ Message = (
     | Holding
     | Resolution
     | ResolutionHeld
+    | KeptCall
     | BucketCopy
     | SecondWhole
     | Coordinates

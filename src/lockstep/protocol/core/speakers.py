@@ -32,6 +32,7 @@ from lockstep.protocol.core.messages import (
     Hello,
     Holding,
     Join,
+    KeptCall,
     Layout,
     Leaving,
     Left,
@@ -75,7 +76,7 @@ SPEAKERS: Final = MappingProxyType[type[Message], Speaker](
             (Commit, Contributors, End, Left, Printed, Refused, Report, Resolution, Roster, TotalNorm, View),
             Speaker.COORDINATOR,
         ),
-        **dict.fromkeys((CallComplete, CallOpen), Speaker.COORDINATOR),
+        **dict.fromkeys((CallComplete, CallOpen, KeptCall), Speaker.COORDINATOR),
         # Of the rates of all workers, servers take the chief's (``ServerMachine._on_rates``).
         **dict.fromkeys((CallMade, Done, Layout, LocalState, Pull, Question, Rates, Seal), Speaker.WORKER),
         **dict.fromkeys(

@@ -6,6 +6,9 @@ What a bucket's next version is made of goes to its second home while it is made
 
 A server holds buckets of its own, and, as a second home, those of another server. When that server is lost, the next
 view makes them its own: at the version that it has made of what was handed on. Workers send again what is open.
+
+If a program loads a state into the optimizers, the bucket is copied to its second home once more, and the program hears
+that it is loaded when that one has it.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from lockstep.protocol.core.effects import (
     Prepare,
     Send,
     SendMean,
+    Serve,
 )
 from lockstep.protocol.core.events import (
     BucketApplied,
@@ -34,6 +38,7 @@ from lockstep.protocol.core.events import (
     MeanMade,
     Prepared,
     Received,
+    Served,
     ShardSaved,
     TensorKind,
     Tick,
@@ -43,6 +48,7 @@ from lockstep.protocol.core.ids import CHIEF, INITIAL_STEP, NOTHING_TO_APPLY, Bu
 from lockstep.protocol.core.journal import Happening, Journal
 from lockstep.protocol.core.machine import advance
 from lockstep.protocol.core.messages import (
+    Answer,
     Applied,
     BucketCopy,
     Commit,
@@ -52,6 +58,10 @@ from lockstep.protocol.core.messages import (
     Layout,
     Message,
     Open,
+    PartialNorm,
+    Question,
+    Rates,
+    Seal,
     SecondWhole,
     View,
 )
@@ -90,6 +100,12 @@ class HomedServerMachine(ServerMachine):
         self._held_repeat_at: float | None = None
         self._former_saves = 0
         """How many shards are being written that no longer are what this server is the home of."""
+        self._asked: dict[TaskId, Question] = {}
+        """What workers have asked, and can be answered only in a later view, or once a second home has a state."""
+        self._answers: dict[TaskId, tuple[BucketId, Answer]] = {}
+        """Answers that wait for the second home of this bucket."""
+        self._changed: dict[TaskId, Answer] = {}
+        """The last one to a question that changed something: that is done once, however often it is asked."""
 
     # -- the door --
 
@@ -106,6 +122,8 @@ class HomedServerMachine(ServerMachine):
                 return self._seconds.on_made(event, now)
             case BucketTaken():
                 return self._seconds.on_taken(event, now)
+            case Served():
+                return self._on_served(event)
             case Received(message=View() as view):
                 return self._on_view(view, now)
             case Received(peer=peer) if peer in self._others:
@@ -214,6 +232,8 @@ class HomedServerMachine(ServerMachine):
         if before != self._ledgers.keys():
             self._save_anew()
         self._find_step(now)
+        if before != self._ledgers.keys():
+            effects += self._take_in_seals(now)
         for ledger in self._ledgers.values():
             self._handed[ledger.bucket].hand_to(self.places.second_life(ledger.bucket))
             effects += self._make_known_if_held(ledger, now)
@@ -221,7 +241,21 @@ class HomedServerMachine(ServerMachine):
         effects += self._copy_next()
         for other in self._others:
             effects += self._hand_on_all(other, now)
-        return effects + self._say_again_to_workers(now) + self._say_what_is_unheard(now)
+        effects += self._say_again_to_workers(now) + self._say_what_is_unheard(now)
+        return effects + self._answer_what_can_be()
+
+    def _take_in_seals(self, now: float) -> list[Effect]:
+        """What workers have sealed of this step holds for the buckets that are new here, too."""
+        effects: list[Effect] = []
+        self._norm.forget()
+        for side in self._workers.values():
+            if side.seal is None or side.seal.step != self.step:
+                continue
+            self._note_clip(side.seal, now)
+            for ledger in self._ledgers.values():
+                if ledger.version == self.step and not ledger.is_closed:
+                    effects += self._keep_only_sealed(ledger, side)
+        return effects + self._measure_if_asked(now)
 
     def _save_anew(self) -> None:
         """What was saved of a version, or is being written, is of other buckets than those that are here now."""
@@ -288,11 +322,47 @@ class HomedServerMachine(ServerMachine):
         """Rates are kept for a step longer: in it, this server may become the home of other buckets."""
         super()._forget_step(step - 1)
 
+    # -- what a server without buckets of its own hears: it may become the home of some --
+
+    def _on_seal(self, side: WorkerSide, seal: Seal, now: float) -> list[Effect]:
+        if self._ledgers:
+            return super()._on_seal(side, seal, now)
+        known = side.seal
+        if known is None or (known.step, known.order) < (seal.step, seal.order):
+            side.seal = seal
+            return self._compare_loops(side, seal)
+        return []
+
+    def _on_rates(self, side: WorkerSide, rates: Rates, now: float) -> list[Effect]:
+        if self._ledgers or side.id != CHIEF or rates.step in self._rates:
+            return super()._on_rates(side, rates, now)
+        for old in [step for step in self._rates if INITIAL_STEP < step < rates.step - 1]:
+            del self._rates[old]
+        self._rates[rates.step] = rates.groups
+        return []
+
+    @property
+    def _compares_loops(self) -> bool:
+        """Every server does, since any may come to speak for all."""
+        return True
+
+    @property
+    def _speaks_for_all(self) -> bool:
+        return self.task == self.coordinator
+
+    def _partial_norm(self) -> PartialNorm | None:
+        plan = self.places.plan
+        return None if plan is None else self._norm.partial_by_shard(self.places.view, lambda b: plan.buckets[b].server)
+
     # -- at its home --
 
     def _may_apply(self, ledger: Ledger) -> bool:
         handed = self._handed[ledger.bucket]
-        return super()._may_apply(ledger) and not handed.flying and not handed.copying
+        return super()._may_apply(ledger) and not handed.flying and not handed.copying and not self._lags(ledger.bucket)
+
+    def _lags(self, bucket: BucketId) -> bool:
+        """Whether the second home, which nobody may be ahead of, lacks a state that was loaded here."""
+        return self._waits_for_second(bucket) and self._handed[bucket].is_outdated
 
     def _waits_for_second(self, bucket: BucketId) -> bool:
         """Whether nothing of this bucket may be known that its second home does not have."""
@@ -367,9 +437,13 @@ class HomedServerMachine(ServerMachine):
         if handed is None or ledger is None or self.places.of(said.bucket).second_task != peer:
             return []
         handed.held = max(handed.held, said.version)
-        if handed.copying and said.version == handed.copied:
-            handed.copying, handed.in_step = False, True
-            return self._copy_next() + self._say_if_whole() + self._apply_if_possible(ledger, now)
+        if handed.copying:
+            handed.copying = False
+            if (said.version, said.edition) == (handed.copied, handed.copied_edition):
+                handed.held_edition = said.edition
+                handed.in_step = not handed.is_outdated
+            effects = self._copy_next() + self._say_if_whole() + self._answer_what_can_be()
+            return effects + self._apply_if_possible(ledger, now)
         if said.version == ledger.version + 1:
             handed.digests = (handed.digests[0], said.digest)
         return self._make_known_if_held(ledger, now)
@@ -382,15 +456,58 @@ class HomedServerMachine(ServerMachine):
             return []
         for ledger in self._ledgers.values():
             handed, second = self._handed[ledger.bucket], self.places.of(ledger.bucket).second_task
-            if second is None or self._waits_for_second(ledger.bucket) or not self._reaches(second):
+            follows = self._waits_for_second(ledger.bucket) and not handed.is_outdated
+            if second is None or follows or not self._reaches(second):
                 continue
             if self._others[second].grant is None:
                 continue  # it has no memory yet
             if ledger.is_closed or ledger.version <= INITIAL_STEP:
                 continue  # once its next version is known, this is asked again
-            handed.copying, handed.copied = True, ledger.version
-            return [CopyBucket(second, ledger.bucket, ledger.version)]
+            handed.copying, handed.copied, handed.copied_edition = True, ledger.version, handed.edition
+            return [CopyBucket(second, ledger.bucket, ledger.version, handed.edition)]
         return []
+
+    # -- questions of workers, outside of the steps --
+
+    def _on_question(self, side: WorkerSide, question: Question) -> list[Effect]:
+        changed = self._changed.get(side.id)
+        if changed is not None and changed.number == question.number:
+            # Repeated: while the second home takes a copy, or because the answer was lost with a link.
+            return [] if side.id in self._answers else [Send(side.id, changed)]
+        self._asked[side.id] = question
+        return self._answer_what_can_be()
+
+    def _forget_life(self, side: WorkerSide) -> list[Effect]:
+        for asked in (self._asked, self._answers, self._changed):
+            asked.pop(side.id, None)
+        return super()._forget_life(side)
+
+    def _on_served(self, event: Served) -> list[Effect]:
+        """The store has another state of a bucket: its second home gets it."""
+        bucket, handed = event.question.bucket, self._handed.get(event.question.bucket)
+        if event.answer.problem or handed is None or bucket not in self._ledgers:
+            return [Send(event.peer, event.answer)]
+        handed.edition += 1
+        self._answers[event.peer], self._changed[event.peer] = (bucket, event.answer), event.answer
+        return self._copy_next() + self._answer_what_can_be()
+
+    def _answer_what_can_be(self) -> list[Effect]:
+        """Nothing is told of a state that only one server has. And what was asked of a server that is not the home in
+        that view, as far as it knows, may have been answered by another one long before this one becomes it."""
+        effects: list[Effect] = []
+        for asker, question in list(self._asked.items()):
+            if question.view > self.places.view:
+                continue
+            if question.bucket not in self._ledgers:
+                del self._asked[asker]
+            elif not self._lags(question.bucket):
+                del self._asked[asker]
+                effects.append(Serve(asker, question, tells=question.changes))
+        for asker, (bucket, answer) in list(self._answers.items()):
+            if not self._lags(bucket):
+                del self._answers[asker]
+                effects.append(Send(asker, answer))
+        return effects
 
     def _say_if_whole(self) -> list[Effect]:
         """Once a second home has all of a shard. A copy has no older version, and a worker that comes back may ask for

@@ -14,7 +14,7 @@ from lockstep.protocol.core.events import BucketMeasured
 from lockstep.protocol.core.ids import INITIAL_STEP, ClusterShape, Step, TaskId
 from lockstep.protocol.core.journal import Happening, Journal
 from lockstep.protocol.core.loop_watch import LoopWatch
-from lockstep.protocol.core.messages import Clip, Message, Seal
+from lockstep.protocol.core.messages import Clip, Message, PartialNorm, Seal
 from lockstep.protocol.core.waits import Wait, WaitKind
 from lockstep.protocol.server.ledger import NO_GRADIENT, Ledger, WorkerSide, sealed_edition
 from lockstep.protocol.server.shard import Shard
@@ -67,10 +67,18 @@ class MeasuringShard(Shard):
 
     def _compare_loops(self, side: WorkerSide, seal: Seal) -> list[Effect]:
         """Whether a worker has left out an iteration of its own loop; one server speaks for all."""
-        if seal.asks or self.aggregate is not None or self.task != self.shape.homes[0]:
+        if seal.asks or self.aggregate is not None or not self._compares_loops:
             return []
         found = self._loops.heard(side.id, seal.step, seal.loops)
-        return [] if found is None else [Noticed(found)]
+        return [] if found is None or not self._speaks_for_all else [Noticed(found)]
+
+    @property
+    def _compares_loops(self) -> bool:
+        return self._speaks_for_all
+
+    @property
+    def _speaks_for_all(self) -> bool:
+        return self.task == self.shape.homes[0]
 
     # -- the norm --
 
@@ -103,14 +111,19 @@ class MeasuringShard(Shard):
         return None if clip is None else (seals[0].number, clip)
 
     def _on_bucket_measured(self, event: BucketMeasured, now: float) -> list[Effect]:
-        if not self._norm.measured(event.bucket, event.attempt, event.norm, len(self._ledgers), now):
+        # With second homes, this server may have got a bucket that another one had already applied.
+        open_here = sum(ledger.version == self._norm.step for ledger in self._ledgers.values())
+        if not self._norm.measured(event.bucket, event.attempt, event.norm, open_here, now):
             return []
         self._journal.record(now, Happening.MEASURED, self._norm.step)
         return self._say_what_is_unheard(now)
 
     def _unheard(self) -> list[Message]:
-        partial = self._norm.partial(self._change)
+        partial = self._partial_norm()
         return super()._unheard() + ([] if partial is None else [partial])
+
+    def _partial_norm(self) -> PartialNorm | None:
+        return self._norm.partial(self._change)
 
     def _scale_is_known(self, step: Step) -> bool:
         """Whether this step may be applied, as far as its norm is concerned. Also if it is void: workers may wait for

@@ -42,6 +42,12 @@ class HandedBucket:
     second: _Life | None = None
     """The second home that all this is about."""
 
+    edition: int = 0
+    """How often a program has loaded another state of its optimizer."""
+    copied_edition: int = 0
+    """That of the last copy that was begun."""
+    held_edition: int = 0
+    """That of what the second home has."""
     copied: int = NOTHING
     """The version that was copied to it, if it had nothing at first: it has none before that."""
     copying: bool = False
@@ -56,11 +62,17 @@ class HandedBucket:
         """Whether both homes made something else of the same update."""
         return all(self.digests) and self.digests[0] != self.digests[1]
 
+    @property
+    def is_outdated(self) -> bool:
+        """The second home, if it has the bucket, has it with a state from before one that was loaded."""
+        return self.held_edition < self.edition
+
     def hand_to(self, second: _Life | None) -> None:
         """The second home in the view; another one has nothing yet."""
         if second != self.second:
             self.second, self.flying, self.held = second, False, NOTHING
             self.copied, self.copying, self.in_step = NOTHING, False, False
+            self.copied_edition = self.held_edition = 0
 
 
 @dataclass(slots=True)
@@ -74,6 +86,10 @@ class SecondBucket:
     making: bool = False
     parts: bytearray = field(default_factory=bytearray)
     """What has come of a copy."""
+    edition: int = 0
+    """Of the last copy that was taken."""
+    taking: int = 0
+    """Of the copy that is being taken."""
 
 
 @dataclass(slots=True)

@@ -38,7 +38,7 @@ class SecondShard:
             return []
         here = self.buckets[update.bucket]
         if update.step < here.version:
-            return [Send(home, Holding(update.bucket, here.version))]
+            return [Send(home, Holding(update.bucket, here.version, edition=here.edition))]
         if update.step == here.version and not here.making:
             here.update = update
         return self._make_if_possible(home, update.bucket, now)
@@ -74,7 +74,8 @@ class SecondShard:
 
     def _say_holding(self, bucket: BucketId, digest: str = "") -> list[Effect]:
         home = self._places.of(bucket).home_task
-        said = Holding(bucket, self.buckets[bucket].version, digest)
+        here = self.buckets[bucket]
+        said = Holding(bucket, here.version, digest, here.edition)
         return [Send(home, said)] if self._reaches(home) else []
 
     # -- if it is new --
@@ -84,7 +85,9 @@ class SecondShard:
         if not self._is_home(home, part.bucket):
             return []
         here = self.buckets[part.bucket]
-        if here.making or part.version <= here.version:
+        if here.making:
+            return []  # of a copy that was begun over a former link: when it is taken, its home hears of that
+        if (part.version, part.edition) <= (here.version, here.edition):
             return self._say_holding(part.bucket)
         if part.offset == 0:
             here.parts.clear()
@@ -94,13 +97,13 @@ class SecondShard:
         if len(here.parts) < part.total:
             return []
         data, here.parts = bytes(here.parts), bytearray()
-        here.making = True
+        here.making, here.taking = True, part.edition
         return [TakeBucket(part.bucket, part.version, data)]
 
     def on_taken(self, event: BucketTaken, now: float) -> list[Effect]:
         here = self.buckets.get(event.bucket)
         if here is None:
             return []
-        here.version, here.making, here.update = event.version, False, None
+        here.version, here.making, here.update, here.edition = event.version, False, None, here.taking
         self._journal.record(now, Happening.ARRIVED, event.version, event.bucket, cause="a copy")
         return self._say_holding(event.bucket)

@@ -157,9 +157,12 @@ class ServerMachine(MeasuringShard):
             case Done():
                 return self._on_done(side, message, now)
             case Question():
-                return [Serve(side.id, message)]
+                return self._on_question(side, message)
             case _:
                 return []
+
+    def _on_question(self, side: WorkerSide, question: Question) -> list[Effect]:
+        return [Serve(side.id, question)]
 
     # -- getting ready --
 

@@ -12,13 +12,14 @@ A decision is never taken back: a server that has heard it applies it, and so do
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from enum import StrEnum
 from types import MappingProxyType
 
 from lockstep.protocol.core.ids import INITIAL_STEP, BucketId, Step
 from lockstep.protocol.core.machine import advance
-from lockstep.protocol.core.messages import Clip, PartialNorm, TotalNorm
+from lockstep.protocol.core.messages import Clip, PartialNorm, ShardNorm, TotalNorm
 from lockstep.protocol.core.norms import combined
 
 
@@ -125,6 +126,17 @@ class StepNorm:
             return None
         norm = combined(self._norms.values(), self.clip.norm_type)
         return PartialNorm(self.step, self.number, self.clip, change, norm)
+
+    def partial_by_shard(self, change: int, shard_of: Callable[[BucketId], int]) -> PartialNorm | None:
+        """The same, for a server that may be the home of several shards."""
+        said = self.partial(change)
+        if said is None:
+            return None
+        shards: dict[int, list[float]] = {}
+        for bucket, norm in self._norms.items():
+            shards.setdefault(shard_of(bucket), []).append(norm)
+        parts = [ShardNorm(shard, combined(norms, said.clip.norm_type)) for shard, norms in sorted(shards.items())]
+        return replace(said, parts=tuple(parts))
 
     def _go(self, trigger: StepNormTrigger) -> None:
         self.state = advance(STEP_NORM_TRANSITIONS, self.state, trigger)

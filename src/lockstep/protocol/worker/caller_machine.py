@@ -1,7 +1,8 @@
 """The machine of a worker in calls: what its program brings goes to the coordinator, and what all brought comes back.
 
 A program makes one call at a time and waits in it. The request is repeated until it is answered; after the coordinator
-has said that it has the value, only the question who is missing is repeated.
+has said that it has the value, only the question who is missing is repeated. If another server takes the coordinator's
+place, that one has no open call: the value is said again.
 
 ::
 
@@ -24,7 +25,7 @@ from lockstep.protocol.core.events import Calling, Event, LinkLost, LinkUp, Rece
 from lockstep.protocol.core.ids import INITIAL_STEP, Incarnation, Step, TaskId, worker
 from lockstep.protocol.core.journal import Happening, Journal
 from lockstep.protocol.core.machine import advance
-from lockstep.protocol.core.messages import CallComplete, CallMade, CallOpen
+from lockstep.protocol.core.messages import CallComplete, CallMade, CallOpen, View
 from lockstep.protocol.core.timing import CALL_SECONDS
 from lockstep.protocol.core.waits import Wait, WaitKind
 
@@ -37,7 +38,7 @@ class CallPhase(StrEnum):
 
 class CallPhaseTrigger(StrEnum):
     MISSING = "the coordinator says who is missing"
-    LINK_UP = "the coordinator can be reached again"
+    LINK_UP = "the coordinator can be reached again, or is another one"
     ANSWER = "the answer came"
 
 
@@ -74,8 +75,9 @@ class CallerMachine:
         self.task = task
         self._coordinator = coordinator
         self._journal = journal
-        self._linked = False
-        self._life: Incarnation = 0
+        self._links: dict[TaskId, Incarnation] = {}
+        self._view = 0
+        """The number of the view that names the coordinator, where servers have second homes."""
         self._step: Step = INITIAL_STEP
         self._call: _OwnCall | None = None
 
@@ -89,6 +91,10 @@ class CallerMachine:
         call = self._call
         return None if call is None or call.phase is CallPhase.COMPLETE else call
 
+    @property
+    def _linked(self) -> bool:
+        return self._coordinator in self._links
+
     # -- the door --
 
     def handle(self, event: Event, now: float) -> list[Effect]:
@@ -97,12 +103,14 @@ class CallerMachine:
                 return self._on_calling(made, now)
             case StepBegun(step=step):
                 self._step = step
-            case LinkUp(peer=peer, incarnation=life) if peer == self._coordinator:
-                self._linked, self._life = True, life
-                return self._say_again(now)
-            case LinkLost(peer=peer) if peer == self._coordinator:
-                self._linked = False
-            case Received(peer=peer, incarnation=life) if peer == self._coordinator and life == self._life:
+            case LinkUp(peer=peer, incarnation=life):
+                self._links[peer] = life
+                return self._say_again(now) if peer == self._coordinator else []
+            case LinkLost(peer=peer):
+                self._links.pop(peer, None)
+            case Received(message=View() as view):
+                return self._on_view(view, now)
+            case Received(peer=peer, incarnation=life) if peer == self._coordinator and life == self._links.get(peer):
                 return self._on_received(event, now)
             case Tick() if self._open is not None and self._linked and now >= self._open.repeat_at:
                 return self._repeat(self._open, now)
@@ -116,6 +124,13 @@ class CallerMachine:
         self._call = _OwnCall(made, now, now + CALL_SECONDS)
         self._journal.record(now, Happening.CALL_MADE, self._step, cause=phrases.call_words(made))
         return [Send(self._coordinator, made)] if self._linked else []
+
+    def _on_view(self, view: View, now: float) -> list[Effect]:
+        if not view.decisions or view.number <= self._view:
+            return []
+        self._view = view.number
+        former, self._coordinator = self._coordinator, view.decisions[0].home_task
+        return self._say_again(now) if self._linked and self._coordinator != former else []
 
     def _say_again(self, now: float) -> list[Effect]:
         """On a new link, with the value: what was sent on the former one may be lost."""

@@ -1,15 +1,16 @@
 """What a worker asks a server outside of the steps: rare, small in number, answered one by one.
 
 The state of an optimizer is read and written this way. A question is numbered and idempotent, and it is repeated until
-its answer comes, like every request.
+its answer comes, like every request. Where shards have second homes it is asked of whoever is the bucket's home.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from lockstep.protocol.core.effects import Answered, Effect, Send
-from lockstep.protocol.core.ids import Step, TaskId
+from lockstep.protocol.core.ids import BucketId, Step, TaskId
 from lockstep.protocol.core.messages import Answer, Question
 from lockstep.protocol.core.timing import QUESTION_SECONDS
 from lockstep.protocol.core.waits import Wait, WaitKind
@@ -40,6 +41,15 @@ class Questions:
             return []
         del self._open[answer.number]
         return [Answered(peer, answer)]
+
+    def ask_homes(self, home_of: Callable[[BucketId], TaskId], view: int, now: float) -> list[Effect]:
+        """A view may name another home for the bucket of a question: that one is asked."""
+        moved = [known for known in self._open.values() if known.peer != home_of(known.question.bucket)]
+        effects: list[Effect] = []
+        for known in moved:
+            known.peer, known.question = home_of(known.question.bucket), replace(known.question, view=view)
+            effects += self._repeat(known, now)
+        return effects
 
     def on_link_up(self, peer: TaskId, now: float) -> list[Effect]:
         return [effect for known in self._open.values() if known.peer == peer for effect in self._repeat(known, now)]

@@ -6,6 +6,8 @@ machine asks for parameters. Both are repeated until satisfied, so a lost messag
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from lockstep.protocol import phrases
 from lockstep.protocol.core.effects import Effect, GiveBack, Send, SendGradient, SendPull, VersionReady
 from lockstep.protocol.core.errors import LocalProtocolError, RemoteProtocolError
@@ -140,7 +142,8 @@ class WorkerMachine:
             case Finished():
                 return self._on_finished(event, now)
             case Asked():
-                return self.questions.ask(event.peer, event.question, now)
+                home = self.home_of(event.question.bucket)
+                return self.questions.ask(home, replace(event.question, view=self._view), now)
             case _:
                 return []
 
@@ -389,7 +392,7 @@ class WorkerMachine:
             peer.awaited = sum(1 for bucket in peer.buckets if bucket.version < self._target)
             if peer.linked and self._layout is not None:
                 effects += self._statements(peer, now)
-        return effects
+        return effects + self.questions.ask_homes(self.home_of, self._view, now)
 
     def _move(self, bucket: HeldBucket, home: TaskId) -> None:
         self._servers[bucket.server].buckets.remove(bucket)
@@ -503,6 +506,10 @@ class WorkerMachine:
         return min([*due, *(at for at in asked if at is not None)], default=None)
 
     # -- what others may ask --
+
+    def home_of(self, bucket: BucketId) -> TaskId:
+        """The task that makes the versions of this bucket."""
+        return self._buckets[bucket].server
 
     def holds(self, version: int) -> bool:
         """Whether every bucket is at ``version`` or newer."""

@@ -37,6 +37,7 @@ from lockstep.protocol.core.events import (
     MeanArrived,
     MeanMade,
     Prepared,
+    Served,
     TensorKind,
 )
 from lockstep.protocol.core.ids import INITIAL_STEP, Incarnation, TaskId
@@ -49,7 +50,6 @@ from lockstep.protocol.core.messages import (
     Layout,
     MeanNote,
     ParameterEntry,
-    Question,
     Ticket,
     VersionNote,
 )
@@ -209,7 +209,7 @@ class ShareSide(Side):
         return {GradientNote: self._gradient_lent, MeanNote: self._mean_lent}
 
     def _serve(self, effect: Serve) -> None:
-        self._work.put(lambda: self._answer(effect.peer, effect.question))
+        self._work.put(lambda: self._answer(effect))
 
     def _save_shard(self, effect: SaveShard) -> None:
         self._work.put(lambda: self._save(effect))
@@ -420,7 +420,7 @@ class ShareSide(Side):
         data = self._store.copy_out(effect.bucket, effect.version)
         for offset in range(0, len(data), COPY_BYTES):
             part = data[offset : offset + COPY_BYTES]
-            connection.send(BucketCopy(effect.bucket, effect.version, offset, len(data), part))
+            connection.send(BucketCopy(effect.bucket, effect.version, offset, len(data), part, effect.edition))
 
     def _take_copy(self, effect: TakeBucket) -> None:
         assert isinstance(self._store, HandsOnMeans), "a store of servers with second homes"
@@ -439,14 +439,18 @@ class ShareSide(Side):
         self._node.loans.read_through(effect.arrivals)
         self._node.loop.handle(BucketMeasured(effect.bucket, effect.attempt, norm))
 
-    def _answer(self, peer: TaskId, question: Question) -> None:
+    def _answer(self, effect: Serve) -> None:
+        question = effect.question
         try:
             if self._store is None:
                 raise ValueError(f"{self._node.task} has no parameters yet")
             answer = Answer(question.number, self._store.answer(question.what, question.data), "")
         except ValueError as error:
             answer = Answer(question.number, b"", str(error))
-        self._node.peers[peer].send(answer)
+        if effect.tells:
+            self._node.loop.post(Served(effect.peer, question, answer))
+        else:
+            self._node.peers[effect.peer].send(answer)
 
     def free(self) -> None:
         for region in self._inboxes.values():

@@ -66,6 +66,8 @@ def _at_once(action: Callable[[], None]) -> None:
 class TrainingSide(Side):
     """What a worker does: gradients out, parameters in."""
 
+    machine: WorkerMachine
+
     def __init__(self, node: Node) -> None:
         config, rules = node.config, node.rules
         self.machine = WorkerMachine(
@@ -92,7 +94,8 @@ class TrainingSide(Side):
         self._blocked: deque[tuple[Step, float]] = deque(maxlen=_STEPS_KEPT)
         self._changed = threading.Condition()
         self._on_version: OnVersion | None = None
-        self._questions = 0
+        # An answer that is late must not be taken for one to a question of the next incarnation.
+        self._questions = (node.incarnation % (1 << 32)) << 20
         self._answers: dict[int, Answer] = {}
         self._norms_known = 0
         self._norm = 0.0
@@ -245,14 +248,19 @@ class TrainingSide(Side):
         """How long the training thread waited for the parameters of each of the last steps, in seconds."""
         return dict(self._blocked)
 
-    def ask(self, peer: TaskId, what: str, data: bytes = b"") -> bytes:
-        """Ask a server something outside the steps and block until it answers.
+    def home_of(self, bucket: BucketId) -> TaskId:
+        """The task that makes the versions of this bucket now; with second homes it may change."""
+        return self.machine.home_of(bucket)
+
+    def ask(self, what: str, data: bytes, bucket: BucketId, *, changes: bool = False) -> bytes:
+        """Ask the home of a bucket something outside the steps and block until it answers. ``changes``: it then has
+        another state of the bucket, and so has its second home if there is one.
 
         ValueError carries the server's message if it cannot answer; JobEndedError if the job ends first.
         """
         self._questions += 1
         number = self._questions
-        self._node.loop.post(Asked(peer, Question(number, what, data)))
+        self._node.loop.post(Asked(Question(number, what, data, bucket, changes)))
         with self._changed:
             while number not in self._answers:
                 self._node.raise_if_ended()

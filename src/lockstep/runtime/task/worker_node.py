@@ -25,6 +25,7 @@ class WorkerNode(Node):
         self.tell_state, self.finish, self.phase = side.tell_state, side.finish, side.phase
         self.wait_version, self.wait_buckets, self.has_version = side.wait_version, side.wait_buckets, side.has_version
         self.ask, self.wait_norm, self.blocked, self.memory = side.ask, side.wait_norm, side.blocked, side.memory
+        self.home_of = side.home_of
         if make_store is None:
             self._compose(side)
         else:

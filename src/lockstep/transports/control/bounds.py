@@ -26,9 +26,9 @@ _SIGNAL: Final = (0, 255)
 
 WHOLE: Final[Mapping[str, tuple[int, int]]] = MappingProxyType(
     {
-        **dict.fromkeys(("step", "version", "start", "steps"), _STEP),
+        **dict.fromkeys(("step", "version", "start", "steps", "committed"), _STEP),
         **dict.fromkeys(("nbytes", "elements", "bucket_bytes", "offset", "total"), _BYTES),
-        **dict.fromkeys(("number", "change", "attempts", "loop", "iteration", "view"), _COUNT),
+        **dict.fromkeys(("number", "change", "attempts", "loop", "iteration", "view", "calls"), _COUNT),
         **dict.fromkeys(
             ("bucket", "edition", "group", "have", "absent", "without", "workers", "home", "shard"), _INDEX
         ),
@@ -60,6 +60,7 @@ _TASKS: Final = frozenset(
     (
         ("Member", "task"),
         ("StateBefore", "task"),
+        ("KeptCall", "first"),
         ("Join", "task"),
         ("MissingTask", "task"),
         ("Lost", "task"),
