@@ -231,7 +231,7 @@ class MemberMachine:
 
     def is_in(self, view: View) -> bool:
         """Whether a view with second homes has this incarnation: it may have been decided before, and told late."""
-        return not view.shards or Member(str(self.task), self._join.incarnation) in view.members
+        return not view.decisions or Member(str(self.task), self._join.incarnation) in view.members
 
     def turn_to(self, coordinator: TaskId, view: int, now: float) -> list[Effect]:
         """This task is no member, and another server coordinates than it believed; empty if that is no news."""
@@ -249,6 +249,10 @@ class MemberMachine:
         self._coordinator_life = self._links[coordinator]
         self.phase = advance(MEMBER_PHASE_TRANSITIONS, self.phase, MemberPhaseTrigger.LINK_UP)
         return self._statements(now)
+
+    def life_of(self, peer: TaskId) -> Incarnation | None:
+        """The incarnation of this task that a link is up with."""
+        return self._links.get(peer)
 
     def strangers(self, is_member: Callable[[TaskId, Incarnation], bool]) -> list[TaskId]:
         """The tasks that this one is linked with and that are no members."""
@@ -343,7 +347,10 @@ class MemberMachine:
             return [ViewChanged(view.members, has_replica)]
         self.phase = advance(MEMBER_PHASE_TRANSITIONS, self.phase, MemberPhaseTrigger.VIEW)
         self.job = view.job
-        return [BecameMember(view.job, view.members, view.start, view.state, view.checkpoint)]
+        late = view.number > 1
+        return [
+            BecameMember(view.job, view.members, view.start, view.state, view.checkpoint, view.replays, late)
+        ]
 
     def _end(
         self,

@@ -78,6 +78,14 @@ def not_connected() -> str:
     return "not connected"
 
 
+def calls_are_lost() -> str:
+    return "it coordinated the job, and knew alone what the ranks had said to each other in calls"
+
+
+def means_are_here() -> str:
+    return "every mean is here, and others may lack some"
+
+
 def applied_here_only() -> str:
     return "applied here, not everywhere"
 

@@ -15,6 +15,7 @@ from lockstep.protocol import phrases
 from lockstep.protocol.coordinator.coordinator_machine import CoordinatorMachine
 from lockstep.protocol.coordinator.deputy import DeputyMachine
 from lockstep.protocol.coordinator.homed_coordinator import HomedCoordinator
+from lockstep.protocol.coordinator.rank_coordinator import RankCoordinator
 from lockstep.protocol.core.effects import Effect, Send
 from lockstep.protocol.core.events import (
     BucketApplied,
@@ -31,7 +32,7 @@ from lockstep.protocol.core.events import (
     TransferEnded,
     VersionArrived,
 )
-from lockstep.protocol.core.ids import Incarnation, Role, TaskId, server
+from lockstep.protocol.core.ids import Incarnation, Role, TaskId
 from lockstep.protocol.core.journal import Happening, Journal
 from lockstep.protocol.core.machine import Machine
 from lockstep.protocol.core.messages import Coordinates, View
@@ -135,6 +136,8 @@ class TaskMachine:
         """A view may tell of a coordinator that has taken another one's place."""
         self.member.follow(event.peer, event.incarnation, view)
         self._leave_coordination_to(self.member.coordinator)
+        if self.caller is not None:
+            self.caller.follow(self.member.coordinator, self.member.life_of(self.member.coordinator))
 
     def _leave_coordination_to(self, coordinator: TaskId) -> None:
         """A coordinator on this task that has formed no job would form another one than the job that runs."""
@@ -144,10 +147,12 @@ class TaskMachine:
 
     def _turn_to(self, peer: TaskId, told: Coordinates, now: float) -> list[Effect]:
         """A job is running, and this task is none of its members: it asks the server that coordinates it."""
-        if peer != server(told.home):
+        if peer != TaskId(self.member.coordinator.role, told.home):
             return []
         effects = self.member.turn_to(peer, told.view, now)
         self._leave_coordination_to(self.member.coordinator)
+        if self.caller is not None:
+            self.caller.follow(self.member.coordinator, self.member.life_of(self.member.coordinator))
         return effects
 
     def _take_over(self, outgoing: list[Effect], now: float) -> list[Event]:
@@ -157,6 +162,8 @@ class TaskMachine:
         if made is None:
             return []
         self.coordinator, effects = made
+        if isinstance(self.coordinator, RankCoordinator) and self.caller is not None and self.caller.has_called:
+            effects += self.coordinator.lose_calls(now)
         self._machines = (self.coordinator, *self._machines)
         effects += self._tell_strangers(self.coordinator)
         to_itself = [one for one in effects if isinstance(one, Send) and one.peer == self.task]

@@ -18,8 +18,17 @@ from lockstep.protocol.core.waits import Wait
 class DeputyMachine:
     """What one server holds of the coordinator's decisions."""
 
-    def __init__(self, task: TaskId, shape: ClusterShape, rules: RecoveryRules, journal: Journal) -> None:
+    def __init__(
+        self,
+        task: TaskId,
+        shape: ClusterShape,
+        rules: RecoveryRules,
+        journal: Journal,
+        coordinator: type[HomedCoordinator] = HomedCoordinator,
+    ) -> None:
+        """``coordinator``: what it becomes."""
         self.task = task
+        self._coordinator = coordinator
         self.held: Resolution | None = None
         self._shape = shape
         self._rules = rules
@@ -61,7 +70,7 @@ class DeputyMachine:
         if held is None or reason is None or held.decisions[0].second_task != self.task or not held.decisions[0].whole:
             return None
         self.held = self._ended = None
-        return HomedCoordinator.resume(held, self._shape, self._rules, self._journal, reason, now)
+        return self._coordinator.resume(held, self._shape, self._rules, self._journal, reason, now)
 
     # -- what others may ask --
 

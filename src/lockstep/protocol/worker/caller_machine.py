@@ -89,6 +89,21 @@ class CallerMachine:
         call = self._call
         return None if call is None or call.phase is CallPhase.COMPLETE else call
 
+    @property
+    def has_called(self) -> bool:
+        """Whether the program has made any call."""
+        return self._call is not None
+
+    def follow(self, coordinator: TaskId, life: Incarnation | None) -> None:
+        """Another task coordinates; ``life``: the one that this task is linked with. It is asked at the next tick."""
+        if coordinator == self._coordinator:
+            return
+        self._coordinator, self._linked, self._life = coordinator, life is not None, life or 0
+        call = self._open
+        if call is not None:
+            call.advance(CallPhaseTrigger.LINK_UP)
+            call.repeat_at = 0.0
+
     # -- the door --
 
     def handle(self, event: Event, now: float) -> list[Effect]:
