@@ -449,8 +449,7 @@ class RankWorld:
         """An iteration begins: the state is told, and parameters stay as they are until the word."""
         task = self.tasks[name]
         task.window, task.sealed = step, False
-        if step or task.late:
-            self.handle(name, StateTaken(step, task.state.to_bytes(8, "big")))
+        self.handle(name, StateTaken(step, task.state.to_bytes(8, "big")))
         if not task.alive:
             return
         if step >= self.steps:

@@ -56,9 +56,7 @@ class RankCoordinator(HomedCoordinator):
         placement: Placement | None = None,
         alive: Iterable[TaskId] = (),
     ) -> None:
-        super().__init__(
-            shape, job, journal, now, rules=rules, beginning=beginning, placement=placement, alive=alive
-        )
+        super().__init__(shape, job, journal, now, rules=rules, beginning=beginning, placement=placement, alive=alive)
         self._settled: Step = INITIAL_STEP
         """The newest version that all ranks have begun to use."""
         self._recovering: set[TaskId] = set()
@@ -72,7 +70,7 @@ class RankCoordinator(HomedCoordinator):
 
     def _states_are_there(self, step: Step) -> bool:
         """Each rank's state *before* the step: the one after it does not exist before the step is committed."""
-        return step <= 0 or all(self.states.has(task, step) for task in self.losses.active())
+        return step < 0 or all(self.states.has(task, step) for task in self.losses.active())
 
     def _lacking_states(self) -> list[TaskId]:
         step = self.committed + 1
@@ -105,10 +103,9 @@ class RankCoordinator(HomedCoordinator):
 
     def _end_if_possible(self, now: float) -> list[Effect]:
         steps = self._ending
-        if steps is not None and self.rules.saves_last and self.committed == steps - 1:
-            # What the last iteration left on each rank is saved too.
-            if not all(self.states.has(task, steps) for task in self.losses.active()):
-                return []
+        saves = steps is not None and self.rules.saves_last and self.committed == steps - 1
+        if saves and not all(self.states.has(task, self.committed + 1) for task in self.losses.active()):
+            return []  # what the last iteration left on each rank is saved too
         return super()._end_if_possible(now)
 
     def _on_state(self, peer: TaskId, state: LocalState, now: float) -> list[Effect]:
