@@ -7,8 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from lockstep.protocol.core.errors import LocalProtocolError, RemoteProtocolError
 from lockstep.protocol.core.ids import TaskId
 
+from .rank_mutants import MUTANTS, RankMutant
 from .rank_world import RankWorld
 
 Moment = tuple[TaskId, int]
@@ -65,6 +67,22 @@ def test_two_ranks_are_killed(ranks: int) -> None:
         world.keeps_last_words = bool(number % 2)
         well += judged(world, expected)
     assert well > 60
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_planted_bug_is_found(mutant: RankMutant, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = {ranks: calm(ranks) for ranks in (2, 3)}
+    monkeypatch.setattr(mutant.owner, mutant.attribute, mutant.defect)
+    with pytest.raises((AssertionError, KeyError, LocalProtocolError, RemoteProtocolError)):
+        _judge_all(expected)
+
+
+def _judge_all(expected: dict[int, RankWorld]) -> None:
+    for every in (37, 7, 2):
+        for known in expected.values():
+            for world in one_kill(known, 1, every):
+                judged(world, known)
 
 
 @pytest.mark.slow
