@@ -39,7 +39,8 @@ def does_not_send_again_to_a_next_incarnation(self: RankMachine, peer: ServerSid
 
 
 def gives_the_word_when_shares_have_made_their_means(self: RankShareMachine) -> list[Any]:
-    return ServerMachine._unheard(self)
+    said = ServerMachine._unheard(self)
+    return [replace(one, view=self._number) if isinstance(one, Applied) else one for one in said]
 
 
 def steps_without_the_word(self: RankMachine, now: float) -> list[Effect]:

@@ -30,7 +30,7 @@ from lockstep.library.parameters import (
 from lockstep.library.program_state import ProgramState
 from lockstep.library.rank_averager import make_averager
 from lockstep.library.rank_checkpoint import RankCheckpoint
-from lockstep.library.rank_return import RankReturn
+from lockstep.library.rank_return import HELD_BYTES, RankReturn
 from lockstep.library.training_way import JobParts, NormClip
 from lockstep.protocol.core.activity import TaskPhase
 from lockstep.protocol.core.causes import Cause, own_error
@@ -51,6 +51,7 @@ from lockstep.training.ranks.rank_replica import COMPARE_EVERY, GradientMisuse, 
 from lockstep.training.ranks.sparse import numbers_of_gradient
 from lockstep.training.torch_private import foreach_norm
 from lockstep.training.worker.binding import Trained
+from lockstep.training.worker.local_state import MOST_BYTES
 
 
 class RankTraining:
@@ -149,7 +150,9 @@ class RankTraining:
         if self._return is not None:
             self._return.begin()
         self._finite = FiniteParameters(self._node, self._parts, [(one.name, one.parameter) for one in trained])
-        state = ProgramState(self._models, self._optimizers, trained, describes=self._node.task == CHIEF)
+        most = MOST_BYTES if self._return is None else min(MOST_BYTES, HELD_BYTES // self._node.cluster.shape.workers)
+        describes = self._node.task == CHIEF
+        state = ProgramState(self._models, self._optimizers, trained, describes=describes, most=most)
         self._parts.course.begin(state, self._optimizers, self.replica.step)
         if self._return is not None:
             self._parts.course.on_iteration = self._return.on_iteration
