@@ -31,6 +31,7 @@ class RankMutant(NamedTuple):
 
 
 _RESOLUTION = RankCoordinator._resolution
+_NEW_VIEW = RankCoordinator._new_view
 _ON_WORD = RankMachine._on_word
 
 
@@ -49,8 +50,13 @@ def steps_without_the_word(self: RankMachine, now: float) -> list[Effect]:
     return _ON_WORD(self, self.step, now)
 
 
-def commits_without_states(self: RankCoordinator, step: Step) -> bool:
-    return True
+def commits_when_one_rank_has_its_means(self: RankCoordinator, now: float) -> list[Effect]:
+    step = self.committed + 1
+    if max(self._applied.values()) < step or not self._states_are_there(step):
+        return self._end_if_possible(now)
+    self.committed = step
+    self._applied = dict.fromkeys(self._applied, step)
+    return self._tell_homes() + self._end_if_possible(now)
 
 
 def never_replays(self: RankCoordinator, task: TaskId, start: Step) -> bool:
@@ -76,9 +82,11 @@ def states_are_told_once(self: RankMachine, now: float) -> list[Effect]:
     return []
 
 
-def means_count_in_any_view(self: RankCoordinator, peer: TaskId, said: Applied, now: float) -> list[Effect]:
-    self._applied[peer] = max(self._applied[peer], said.step)
-    return self._commit_if_complete(now)
+def what_a_former_incarnation_had_counts(self: RankCoordinator, now: float) -> list[Effect]:
+    had = dict(self._applied)
+    effects = _NEW_VIEW(self, now)
+    self._applied = {task: max(step, had[task]) for task, step in self._applied.items()}
+    return effects
 
 
 def decisions_do_not_wait_for_the_deputy(self: RankCoordinator, effects: list[Effect], now: float) -> list[Effect]:
@@ -100,13 +108,13 @@ MUTANTS = (
     RankMutant(RankMachine, "_offer_again", does_not_send_again_to_a_next_incarnation),
     RankMutant(RankShareMachine, "_unheard", gives_the_word_when_shares_have_made_their_means),
     RankMutant(RankMachine, "_say_if_whole", steps_without_the_word),
-    RankMutant(RankCoordinator, "_states_are_there", commits_without_states),
+    RankMutant(RankCoordinator, "_commit_if_complete", commits_when_one_rank_has_its_means),
     RankMutant(RankCoordinator, "_replays", never_replays),
     RankMutant(RankCoordinator, "_resolution", decisions_leave_out_the_states),
     RankMutant(RankCoordinator, "_take_states", deputy_forgets_the_states),
     RankMutant(RankShareMachine, "_on_layout", the_next_incarnation_begins_where_the_chief_did),
     RankMutant(RankMachine, "_tell_coordinator", states_are_told_once),
-    RankMutant(RankCoordinator, "_on_applied", means_count_in_any_view),
+    RankMutant(RankCoordinator, "_new_view", what_a_former_incarnation_had_counts),
     RankMutant(RankCoordinator, "_held", decisions_do_not_wait_for_the_deputy),
     RankMutant(DeputyMachine, "take_over", nobody_takes_over),
     RankMutant(RankSeats, "lose", a_lost_deputy_stays_the_deputy),
