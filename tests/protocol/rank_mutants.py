@@ -31,7 +31,6 @@ class RankMutant(NamedTuple):
 
 
 _RESOLUTION = RankCoordinator._resolution
-_NEW_VIEW = RankCoordinator._new_view
 _ON_WORD = RankMachine._on_word
 
 
@@ -82,13 +81,6 @@ def states_are_told_once(self: RankMachine, now: float) -> list[Effect]:
     return []
 
 
-def what_a_former_incarnation_had_counts(self: RankCoordinator, now: float) -> list[Effect]:
-    had = dict(self._applied)
-    effects = _NEW_VIEW(self, now)
-    self._applied = {task: max(step, had[task]) for task, step in self._applied.items()}
-    return effects
-
-
 def decisions_do_not_wait_for_the_deputy(self: RankCoordinator, effects: list[Effect], now: float) -> list[Effect]:
     self._choose_deputy()
     self._decided = self._resolution()
@@ -114,7 +106,6 @@ MUTANTS = (
     RankMutant(RankCoordinator, "_take_states", deputy_forgets_the_states),
     RankMutant(RankShareMachine, "_on_layout", the_next_incarnation_begins_where_the_chief_did),
     RankMutant(RankMachine, "_tell_coordinator", states_are_told_once),
-    RankMutant(RankCoordinator, "_new_view", what_a_former_incarnation_had_counts),
     RankMutant(RankCoordinator, "_held", decisions_do_not_wait_for_the_deputy),
     RankMutant(DeputyMachine, "take_over", nobody_takes_over),
     RankMutant(RankSeats, "lose", a_lost_deputy_stays_the_deputy),

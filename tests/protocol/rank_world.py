@@ -343,7 +343,7 @@ class RankWorld:
         ended = TransferEnded(effect.peer, effect.version, effect.bucket, TensorKind.VERSION, ok=True)
 
         def arrive() -> None:
-            self.tasks[effect.peer].landed.setdefault((effect.bucket, effect.version), value)
+            self.tasks[effect.peer].landed[effect.bucket, effect.version] = value
             self.handle(effect.peer, VersionArrived(name, effect.version, effect.bucket))
             self._end_transfer(name, life, effect.peer, ended)
 
@@ -394,14 +394,7 @@ class RankWorld:
             return
         begins = self._replay if member.replays else self._fetch
         task.step = member.start
-        self.wishes.append((name, task, partial(self._begin_late, name, task, member.start, begins)))
-
-    def _begin_late(self, name: TaskId, task: RankTask, start: int, begins: Callable[..., None]) -> bool:
-        """Once the version that it begins with has come, which carries nothing."""
-        if any(task.versions.get(bucket.id, -9) < start for bucket in self.plan.buckets):
-            return False
-        self.train(name, task, partial(self._tell_begun, name, start, begins))
-        return True
+        self.train(name, task, partial(self._tell_begun, name, member.start, begins))
 
     def _tell_begun(self, name: TaskId, start: int, begins: Callable[..., None]) -> None:
         task = self.tasks[name]

@@ -8,13 +8,14 @@ the view that it knows, and waits; the word is a ``Commit``, or a view that begi
 from __future__ import annotations
 
 from lockstep.protocol import phrases
-from lockstep.protocol.core.effects import Effect, Send, WordGiven
+from lockstep.protocol.core.effects import Effect, Send, SendPull, WordGiven
 from lockstep.protocol.core.errors import LocalProtocolError
 from lockstep.protocol.core.events import Event, LinkUp, Received, StepBegun, Tick, VersionArrived
 from lockstep.protocol.core.ids import INITIAL_STEP, ClusterShape, Step, TaskId
 from lockstep.protocol.core.journal import Happening, Journal
 from lockstep.protocol.core.machine import advance
-from lockstep.protocol.core.messages import Applied, Commit, LocalState, View
+from lockstep.protocol.core.messages import Applied, Commit, Layout, LocalState, View
+from lockstep.protocol.core.plan import Plan
 from lockstep.protocol.core.timing import REPEAT_SECONDS
 from lockstep.protocol.core.waits import Wait, WaitKind
 from lockstep.protocol.worker.holdings import HELD_BUCKET_TRANSITIONS, HeldBucketTrigger, ServerSide
@@ -32,6 +33,8 @@ class RankMachine(WorkerMachine):
         """States that a second rank may not hold yet."""
         self._number = 0
         """Of the newest view."""
+        self._late = False
+        """This incarnation has come back to a job that runs."""
         self._waits_since: float | None = None
         self._ask_again_at = 0.0
 
@@ -56,12 +59,26 @@ class RankMachine(WorkerMachine):
     def _on_view(self, view: View, now: float) -> list[Effect]:
         if view.number <= self._number:
             return []
+        if not self._number:
+            self._late = view.number > 1 and view.start > INITIAL_STEP
         self._number = view.number
         self._coordinator = view.decisions[0].home_task
         effects = self._on_word(view.start - 1, now)
         if self._layout is None:
             return effects
         return effects + self._tell_coordinator(now)
+
+    def _on_prepared(self, plan: Plan, layout: Layout, now: float) -> list[Effect]:
+        """A rank that has come back needs no mean of the step before: what was made of them is to be had elsewhere."""
+        effects = super()._on_prepared(plan, layout, now)
+        if not self._late:
+            return effects
+        for bucket in self._buckets:
+            bucket.state = advance(HELD_BUCKET_TRANSITIONS, bucket.state, HeldBucketTrigger.ARRIVE)
+            bucket.version = layout.start
+        for peer in self._servers.values():
+            peer.awaited = 0
+        return [one for one in effects if not isinstance(one, SendPull)]
 
     # -- another incarnation of a rank --
 

@@ -110,10 +110,12 @@ class OwnAverager:
     def take_initial(self) -> Step:
         start = self._node.start_step
         if start > INITIAL_STEP:
-            self._node.wait_version(start)
-            self._node.release_means()
+            late = self._return is not None and self._return.late
+            if not late:
+                self._node.wait_version(start)
+                self._node.release_means()
             self._node.begin_step(start)
-            if self._return is not None and self._return.late and not start:
+            if self._return is not None and late and not start:
                 self._put(self._return.initial())
             return start - 1 if self._replays(start - 1) else start
         if self._is_chief:
