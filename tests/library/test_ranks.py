@@ -466,3 +466,36 @@ def test_two_ranks_have_the_bits_of_ddp_in_the_same_run(backend: str) -> None:
     assert "2 ranks train, 0 serve" in printed
     for rank in range(2):
         assert f"worker {rank}: same bits after 6 steps" in printed, printed
+
+
+# -- where a lost rank comes back: nothing else changes (``test_lost_ranks.py`` kills them) --
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_where_ranks_come_back_the_bits_are_the_same(ranks: int) -> None:
+    """Also with several backward passes in an iteration, and values that are published."""
+    found: dict[bool, dict[int, dict[str, Tensor]]] = {False: {}, True: {}}
+
+    def train(returns: bool) -> None:
+        def body(job: Job) -> None:
+            model = small_model()
+            optimizer = adam(model)
+            job.wrap(model, optimizer)
+            for step in job.steps(4):
+                plain(model, job.worker, step)
+                optimizer.step()
+                if step == 1:
+                    plain(model, job.worker, step + 10)
+                    optimizer.step()
+                if step == 2:
+                    job.publish()
+                assert job.all_reduce(step) == step
+            found[returns][job.worker] = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+        run(body, ranks, recovery=RecoveryRules(ranks_return=returns))
+
+    train(False)
+    train(True)
+    assert len(found[True]) == ranks
+    for rank, state in found[False].items():
+        assert all(torch.equal(found[True][rank][name], tensor) for name, tensor in state.items())

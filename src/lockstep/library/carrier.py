@@ -40,7 +40,9 @@ def make_node(
         from lockstep.runtime.task.rank_node import RankNode
         from lockstep.training.server.mean_store import MeanStore
 
-        return RankNode(config, lambda: MeanStore(save=save_slot), say, reporter)
+        rank = RankNode(config, lambda: MeanStore(save=save_slot, answer=save_slot.answer), say, reporter)
+        rank.on_save = save_slot.expect
+        return rank
     from lockstep.runtime.task.collective_node import CollectiveNode
 
     node = CollectiveNode(config, say, reporter)

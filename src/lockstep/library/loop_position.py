@@ -67,6 +67,8 @@ class LoopTracker:
         self._outside = False
         self._owed: Step | None = None
         """The step for which the state has not been reported yet."""
+        self.on_iteration: Callable[[Step], None] = lambda _step: None
+        """Called when an iteration begins, or the program has ended, before its state is taken."""
         self._said = False
 
     # -- the beginning --
@@ -90,6 +92,10 @@ class LoopTracker:
                 f"the job begins at step {step}, but its checkpoint does not hold this program's position: it was "
                 "saved outside job.steps(); give another train_dir, or export that checkpoint and load it"
             )
+
+    def owe(self, step: Step) -> None:
+        """The first iteration's state is reported too: another rank must hold it before its step is made."""
+        self._owed = step
 
     def refuse_where_resumed(self, what: str) -> None:
         """Raise UsageError if ``what`` would replace what this job has already trained."""
@@ -190,6 +196,7 @@ class LoopTracker:
         """An iteration begins or the program has ended: report the state that goes with the newest parameters."""
         if self._owed is None or self._state is None:
             return
+        self.on_iteration(self._owed)
         stuck, data = self._why_stuck(), b""
         if not stuck:
             try:

@@ -6,6 +6,7 @@ import dataclasses
 
 from lockstep.library.settings import (
     FIRST_LIFE,
+    OWN,
     TORCH,
     Exchange,
     Keeping,
@@ -48,9 +49,10 @@ def node_config(
         grace_seconds=cluster.grace,
         goes_back=life.everybody_restarts and carrier != TORCH,
         server_replicas=cluster.server_replicas,
+        ranks_return=life.everybody_restarts and carrier == OWN,
     )
     settings = library_settings(cluster, exchange, rules, carrier, life)
-    if returning := life.later and rules.returns:
+    if returning := life.later and (rules.returns or rules.ranks_return):
         cluster = dataclasses.replace(cluster, startup_timeout=cluster.rejoin_timeout)
     resumes = bool(keeping.train_dir) and cluster.task == cluster.shape.coordinator
     if (
@@ -76,5 +78,5 @@ def node_config(
         checkpoints_kept=keeping.max_ckpts_to_keep,
         own_program=True,
         returning=returning,
-        finished=life.finished and rules.returns,
+        finished=life.finished and (rules.returns or rules.ranks_return),
     )

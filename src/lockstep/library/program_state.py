@@ -53,8 +53,11 @@ class ProgramState:
         trained: Sequence[Trained],
         *,
         describes: bool,
+        most: int = MOST_BYTES,
     ) -> None:
-        """``describes``: include the tensors' names, so that a checkpoint can be used without the program."""
+        """``describes``: include the tensors' names, so that a checkpoint can be used without the program. ``most``:
+        how many bytes may be reported in a step."""
+        self._most = most
         self._optimizers = optimizers
         self._places = _places_of_buffers(models)
         self._metadata = {DESCRIPTION: json.dumps(_describe(models, trained))} if describes else {}
@@ -78,9 +81,9 @@ class ProgramState:
         for dtype, buffers in self._buffers().items():
             tensors[f"buffers/{dtype}"] = torch.cat([b.detach().reshape(-1) for b in buffers]).cpu()
         nbytes = sum(tensor.nbytes for tensor in tensors.values())
-        if nbytes > MOST_BYTES:
+        if nbytes > self._most:
             raise TooLargeError(
-                f"its model has {nbytes >> 20} MiB of buffers; a worker can report {MOST_BYTES >> 20} MiB per step"
+                f"its model has {nbytes >> 20} MiB of buffers; a worker can report {self._most >> 20} MiB per step"
             )
         return save(tensors, self._metadata)
 

@@ -30,6 +30,7 @@ from lockstep.library.parameters import (
 from lockstep.library.program_state import ProgramState
 from lockstep.library.rank_averager import make_averager
 from lockstep.library.rank_checkpoint import RankCheckpoint
+from lockstep.library.rank_return import HELD_BYTES, RankReturn
 from lockstep.library.training_way import JobParts, NormClip
 from lockstep.protocol.core.activity import TaskPhase
 from lockstep.protocol.core.causes import Cause, own_error
@@ -45,10 +46,12 @@ from lockstep.training.bucket_size import rank_bucket_bytes
 from lockstep.training.copies import CopyAnswers, OwnHook
 from lockstep.training.ranks.averager import NO_STATISTICS_ON_CPUS, Averager, ModelsDiffer
 from lockstep.training.ranks.layout import RankLayout, lay_out
+from lockstep.training.ranks.own_averager import OwnAverager
 from lockstep.training.ranks.rank_replica import COMPARE_EVERY, GradientMisuse, LoopNumbers, RankReplica
 from lockstep.training.ranks.sparse import numbers_of_gradient
 from lockstep.training.torch_private import foreach_norm
 from lockstep.training.worker.binding import Trained
+from lockstep.training.worker.local_state import MOST_BYTES
 
 
 class RankTraining:
@@ -61,6 +64,8 @@ class RankTraining:
         self._optimizers: list[OwnOptimizer] = []
         self._frozen: list[Trained] = []
         self._averager: Averager | None = None
+        self._return: RankReturn | None = None
+        """Where a lost rank comes back."""
         self.replica: RankReplica | None = None
         self._accumulating = 0
         self._finite: FiniteParameters | None = None
@@ -124,6 +129,10 @@ class RankTraining:
                 averager.share_with_torch()
         except (ModelsDiffer, ValueError) as error:
             raise UsageError(str(error)) from None
+        if isinstance(self._node, RankNode) and isinstance(averager, OwnAverager) and self._node.rules.ranks_return:
+            self._return = RankReturn(self._node, trained, self._optimizers)
+            averager.come_back_with(self._return)
+            self._parts.options.save_slot.kept = self._return.kept
         if checkpoint is not None:
             self._begin_saving(checkpoint)
         self.replica = RankReplica(
@@ -138,10 +147,18 @@ class RankTraining:
         )
         self.replica.expect_sparse(sparse_parameters(self._models))
         self.replica.start()
+        if self._return is not None:
+            self._return.begin()
         self._finite = FiniteParameters(self._node, self._parts, [(one.name, one.parameter) for one in trained])
-        state = ProgramState(self._models, self._optimizers, trained, describes=self._node.task == CHIEF)
+        most = MOST_BYTES if self._return is None else min(MOST_BYTES, HELD_BYTES // self._node.cluster.shape.workers)
+        describes = self._node.task == CHIEF
+        state = ProgramState(self._models, self._optimizers, trained, describes=describes, most=most)
         self._parts.course.begin(state, self._optimizers, self.replica.step)
-        self._handles = [handle for one in self._optimizers for handle in self._hook(one)]
+        if self._return is not None:
+            self._parts.course.on_iteration = self._return.on_iteration
+            if self._return.replayed is None:
+                self._parts.course.owe(self.replica.step)
+        self._handles = [h for number, one in enumerate(self._optimizers) for h in self._hook(one, number)]
         self._copies = CopyAnswers(self._models)
         self._thread = threading.get_ident()
         count_batches()
@@ -166,6 +183,8 @@ class RankTraining:
         self._parts.course.refuse_where_resumed("load_state_dict() of a model")
 
     def _loaded_optimizer(self, *_: object) -> None:
+        if self._return is not None and self._return.restoring:
+            return
         self._parts.course.refuse_where_resumed("load_state_dict() of an optimizer")
 
     def _begin_saving(self, checkpoint: RankCheckpoint) -> None:
@@ -173,7 +192,7 @@ class RankTraining:
         node = self._node
         if node.task == CHIEF:
             self._parts.options.save_slot.take = checkpoint.take
-        if node.checkpoint:
+        if node.checkpoint and (self._return is None or not self._return.late):
             checkpoint.put(node.config.train_dir, node.checkpoint)
 
     # -- backward --
@@ -183,7 +202,11 @@ class RankTraining:
         self._parts.refuse_in_child("backward()")
         if self._closed:
             return False
-        return not self._accumulating and all(getattr(m, "require_backward_grad_sync", True) for m in self._models)
+        averages = not self._accumulating and all(getattr(m, "require_backward_grad_sync", True) for m in self._models)
+        if averages:
+            # Before anything is handed over: its step waits for this rank's state.
+            self._parts.course.before_step("backward()")
+        return averages
 
     def _place(self) -> int:
         """The iteration of ``job.steps()`` in which the program is; -1: it makes its own loop."""
@@ -216,7 +239,6 @@ class RankTraining:
     def _on_step(self, step: Step) -> None:
         """The means of ``step`` are in ``grad``."""
         self._parts.exits.forget()
-        self._parts.course.before_step("backward()")
         self._parts.course.after_step(step)
         self._parts.course.unapplied = True
         self._skips = False
@@ -252,7 +274,7 @@ class RankTraining:
 
     # -- optimizer.step() --
 
-    def _hook(self, one: OwnOptimizer) -> list[Any]:
+    def _hook(self, one: OwnOptimizer, number: int) -> list[Any]:
         def before(optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             by_place = len(args) > 1
             closure = args[1] if by_place else kwargs.get("closure")
@@ -271,6 +293,8 @@ class RankTraining:
         def after(*_: object) -> None:
             self._stepped = True
             self._parts.course.unapplied = False
+            if self._return is not None:
+                self._return.on_stepped(number)
 
         return [one.optimizer.register_step_pre_hook(before), one.optimizer.register_step_post_hook(after)]
 
@@ -327,10 +351,13 @@ class RankTraining:
     def publish(self) -> None:
         assert self.replica is not None
         self._parts.refuse_in_child("job.publish()")
+        self._parts.course.before_step("job.publish()")
+        step = self.replica.step
         try:
             self.replica.publish()
         except GradientMisuse as error:
             raise UsageError(str(error)) from None
+        self._parts.course.after_step(step)
 
     def finish(self) -> None:
         if self._averager is None:

@@ -110,7 +110,7 @@ FIRST_LIFE = Life()
 def _why_no_recovery(exchange: Exchange, workers: int, *, launched: bool, servers: int = 1) -> str:
     """Why a lost worker cannot rejoin such a job; empty if it can."""
     if not servers:
-        return "without servers, no task keeps what a lost rank would need"
+        return "without servers, a lost rank comes back only below 'lockstep run', which starts it again"
     if not exchange.synchronous:
         return "asynchronous training has no common step to go back to"
     if exchange.aggregate(workers) is not None:
@@ -163,10 +163,11 @@ def recovery_rules(
     grace_seconds: float = GRACE_SECONDS,
     goes_back: bool = False,
     server_replicas: int = 0,
+    ranks_return: bool = False,
 ) -> RecoveryRules:
     """What a library job does about lost workers and checkpoints. The loss of a server, or of a rank without servers,
-    ends it, unless ``goes_back`` (all tasks are started again) and there is a ``train_dir``, or another server holds
-    what it held (``server_replicas``)."""
+    ends it, unless ``goes_back`` (all tasks are started again) and there is a ``train_dir``, another server holds what
+    it held (``server_replicas``), or ``ranks_return``."""
     why = _why_no_recovery(exchange, workers, launched=launched, servers=servers)
     policy = LossPolicy(keeping.on_worker_loss or (LossPolicy.ABORT if why else LossPolicy.WAIT))
     return RecoveryRules(
@@ -176,6 +177,7 @@ def recovery_rules(
         save_steps=keeping.save_model_steps,
         save_seconds=keeping.save_model_secs,
         saves_last=bool(keeping.train_dir),
+        ranks_return=ranks_return and not servers and workers > 1 and keeping.on_worker_loss != LossPolicy.ABORT,
         returns=goes_back and bool(keeping.train_dir) and keeping.on_worker_loss != LossPolicy.ABORT,
         server_replicas=server_replicas,
     )
@@ -185,12 +187,12 @@ def loss_notice(
     rules: RecoveryRules, exchange: Exchange, workers: int, *, launched: bool, servers: int = 1, carrier: str = ""
 ) -> str:
     """What the chief prints at the start about losing a worker; empty if the job goes on after that."""
-    if rules.takes_back or (rules.returns and not servers):
+    if rules.takes_back or rules.ranks_return or (rules.returns and not servers):
         return ""
     why = _why_no_recovery(exchange, workers, launched=launched, servers=servers)
     hint = "; started again, it resumes from the newest checkpoint" if rules.saves_last else ""
     if not servers and carrier != TORCH:
-        hint += "; with a train_dir, 'lockstep run -- python ...' lets it resume by itself"
+        hint += "; give 'lockstep run -- python ...' in place of python"
     return f"the loss of a worker ends this job: {why or 'on_worker_loss is abort'}{hint} (docs/recovery.md)"
 
 

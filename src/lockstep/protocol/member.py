@@ -47,6 +47,7 @@ from lockstep.protocol.core.messages import (
     Roster,
     View,
 )
+from lockstep.protocol.core.placement import Homes
 from lockstep.protocol.core.timing import HEADLESS_SECONDS, REPEAT_SECONDS, STALE_ROSTER_SECONDS
 from lockstep.protocol.core.waits import Wait, WaitKind
 
@@ -218,6 +219,12 @@ class MemberMachine:
         self._repeat_at = now + REPEAT_SECONDS
         return [Send(self.coordinator, lost)] if self._linked else []
 
+    def _successor(self, homes: Homes) -> TaskId | None:
+        """Who takes the coordinator's place. A rank that is to hold the decisions may hold them although this task has
+        not heard that yet; the rank itself knows."""
+        heard = homes.whole or (homes.ranks and homes.second_task != self.task)
+        return homes.second_task if heard else None
+
     def follow(self, peer: TaskId, life: Incarnation, view: View) -> None:
         """The deputy has taken the coordinator's place, if that is who speaks here: its word counts from now on."""
         its = bool(view.decisions) and view.decisions[0].home_task == peer and self.is_in(view)
@@ -231,7 +238,7 @@ class MemberMachine:
 
     def is_in(self, view: View) -> bool:
         """Whether a view with second homes has this incarnation: it may have been decided before, and told late."""
-        return not view.shards or Member(str(self.task), self._join.incarnation) in view.members
+        return not view.decisions or Member(str(self.task), self._join.incarnation) in view.members
 
     def turn_to(self, coordinator: TaskId, view: int, now: float) -> list[Effect]:
         """This task is no member, and another server coordinates than it believed; empty if that is no news."""
@@ -333,8 +340,7 @@ class MemberMachine:
             return []
         self._view = view.number
         self._lives = {TaskId.parse(member.task): member.incarnation for member in view.members}
-        whole = [homes for homes in view.decisions if homes.whole]
-        self._deputy = whole[0].second_task if whole else None
+        self._deputy = next((self._successor(homes) for homes in view.decisions), None)
         for peer in [p for p, lost in self._losses.items() if self._lives.get(p) != lost.incarnation]:
             del self._losses[peer]
         self._journal.record(now, Happening.VIEW)
@@ -343,7 +349,8 @@ class MemberMachine:
             return [ViewChanged(view.members, has_replica)]
         self.phase = advance(MEMBER_PHASE_TRANSITIONS, self.phase, MemberPhaseTrigger.VIEW)
         self.job = view.job
-        return [BecameMember(view.job, view.members, view.start, view.state, view.checkpoint)]
+        late = view.number > 1
+        return [BecameMember(view.job, view.members, view.start, view.state, view.checkpoint, view.replays, late)]
 
     def _end(
         self,

@@ -78,6 +78,10 @@ def not_connected() -> str:
     return "not connected"
 
 
+def means_are_here() -> str:
+    return "every mean is here, and others may lack some"
+
+
 def applied_here_only() -> str:
     return "applied here, not everywhere"
 

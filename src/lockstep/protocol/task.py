@@ -31,7 +31,7 @@ from lockstep.protocol.core.events import (
     TransferEnded,
     VersionArrived,
 )
-from lockstep.protocol.core.ids import Incarnation, Role, TaskId, server
+from lockstep.protocol.core.ids import Incarnation, Role, TaskId
 from lockstep.protocol.core.journal import Happening, Journal
 from lockstep.protocol.core.machine import Machine
 from lockstep.protocol.core.messages import Coordinates, View
@@ -144,7 +144,7 @@ class TaskMachine:
 
     def _turn_to(self, peer: TaskId, told: Coordinates, now: float) -> list[Effect]:
         """A job is running, and this task is none of its members: it asks the server that coordinates it."""
-        if peer != server(told.home):
+        if peer != TaskId(self.member.coordinator.role, told.home):
             return []
         effects = self.member.turn_to(peer, told.view, now)
         self._leave_coordination_to(self.member.coordinator)

@@ -19,8 +19,17 @@ from lockstep.protocol.core.waits import Wait
 class DeputyMachine:
     """What one server holds of the coordinator's decisions."""
 
-    def __init__(self, task: TaskId, shape: ClusterShape, rules: RecoveryRules, journal: Journal) -> None:
+    def __init__(
+        self,
+        task: TaskId,
+        shape: ClusterShape,
+        rules: RecoveryRules,
+        journal: Journal,
+        coordinator: type[HomedCoordinator] = HomedCoordinator,
+    ) -> None:
+        """``coordinator``: what it becomes."""
         self.task = task
+        self._coordinator = coordinator
         self.held: Resolution | None = None
         self._calls = KeptCalls(keeps=rules.takes_back)
         self._shape = shape
@@ -73,7 +82,7 @@ class DeputyMachine:
             return None
         self.held = self._ended = None
         calls, self._calls = self._calls, KeptCalls(keeps=self._rules.takes_back)
-        return HomedCoordinator.resume(held, calls, self._shape, self._rules, self._journal, reason, now)
+        return self._coordinator.resume(held, calls, self._shape, self._rules, self._journal, reason, now)
 
     # -- what others may ask --
 

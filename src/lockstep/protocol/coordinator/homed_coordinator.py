@@ -58,7 +58,7 @@ class HomedCoordinator(CoordinatorMachine):
         alive: Iterable[TaskId] = (),
     ) -> None:
         super().__init__(shape, job, journal, now, rules=rules, beginning=beginning)
-        self.servers: ServerLosses = ServerLosses(shape, placement, alive)
+        self.servers: ServerLosses = self._make_losses(shape, placement, alive)
         self._deputy: tuple[TaskId, Incarnation] | None = None
         self._awaits_deputy = False
         self._decided: Resolution | None = None
@@ -70,6 +70,10 @@ class HomedCoordinator(CoordinatorMachine):
         """How many calls it was told of."""
         self._waiting: deque[tuple[int, list[Effect]]] = deque()
         self._ask_again_at: float | None = None
+
+    @staticmethod
+    def _make_losses(shape: ClusterShape, placement: Placement | None, alive: Iterable[TaskId]) -> ServerLosses:
+        return ServerLosses(shape, placement, alive)
 
     @property
     def here(self) -> TaskId:
@@ -89,16 +93,15 @@ class HomedCoordinator(CoordinatorMachine):
     ) -> tuple[HomedCoordinator, list[Effect]]:
         """The deputy takes over from a coordinator that has ended for this reason, with what it holds."""
         placement = Placement(held.shards, held.decisions[0])
-        beginning = Beginning(checkpoint=held.checkpoint)
+        beginning = cls._beginning_of(held)
         joined = {TaskId.parse(join.task): join for join in held.joins}
-        alive = [task for task in joined if task.role is Role.SERVER]
+        alive = [task for task in joined if task in shape.homes]
         made = cls(shape, held.job, journal, now, rules=rules, beginning=beginning, placement=placement, alive=alive)
         made.phase = advance(JOB_PHASE_TRANSITIONS, made.phase, JobPhaseTrigger.COMPLETE)
         made._number, made._resolved, made.committed = held.view, held.number, held.step
         made._joined = joined
         made._applied = made.servers.applied_before(held.step)
-        for state in held.states:
-            made.states.note(TaskId.parse(state.task), LocalState(held.step + 1, state.data, stuck=state.stuck))
+        made._take_states(held)
         made.norms.take_over(held.norms)
         made.calls.kept = calls
         if rules.save_steps or rules.save_seconds:
@@ -108,6 +111,14 @@ class HomedCoordinator(CoordinatorMachine):
         if held.ends and made.end is None:
             effects += made._finish(held.ends[0], now)
         return made, made._held(effects, now)
+
+    @staticmethod
+    def _beginning_of(held: Resolution) -> Beginning:
+        return Beginning(checkpoint=held.checkpoint)
+
+    def _take_states(self, held: Resolution) -> None:
+        for state in held.states:
+            self.states.note(TaskId.parse(state.task), LocalState(held.step + 1, state.data, stuck=state.stuck))
 
     # -- the door --
 

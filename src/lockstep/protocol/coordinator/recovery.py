@@ -41,15 +41,23 @@ class RecoveryRules:
     """How many second homes a shard has: with one, the loss of any one server is survived."""
     saves_last: bool = False
     """The last version goes into a checkpoint before the job ends."""
+    ranks_return: bool = False
+    """Without servers: a rank that is lost comes back into its step (``rank_coordinator.py``)."""
 
     def of(self, shape: ClusterShape) -> RecoveryRules:
         """The rules as they are for a cluster of this shape. Without servers every worker holds buckets: the loss of
-        one is what the loss of a server is elsewhere."""
-        return self if shape.servers else replace(self, on_worker_loss=LossPolicy.ABORT)
+        one is what the loss of a server is elsewhere, unless ranks come back."""
+        if shape.servers:
+            return self if not self.ranks_return else replace(self, ranks_return=False)
+        if self.ranks_return and shape.workers > 1:
+            return replace(self, on_worker_loss=LossPolicy.WAIT)
+        return replace(self, on_worker_loss=LossPolicy.ABORT, ranks_return=False)
 
     def survives(self, task: TaskId, shape: ClusterShape) -> bool:
         """Whether the job goes on after the loss of this task."""
-        return self.returns or bool(self.server_replicas) if task in shape.homes else self.takes_back
+        if task in shape.homes:
+            return self.returns or bool(self.server_replicas) or self.ranks_return
+        return self.takes_back
 
     @property
     def saves(self) -> bool:

@@ -22,6 +22,11 @@ class ServerLosses:
         return tuple(dict.fromkeys(homes.home_task for homes in self.placement.shards))
 
     @property
+    def savers(self) -> tuple[TaskId, ...]:
+        """The tasks that write a checkpoint's shards."""
+        return self.homes
+
+    @property
     def decisions(self) -> tuple[Homes, ...]:
         return (self.placement.coordination,)
 

@@ -201,13 +201,23 @@ class VersionReady:
 
 @dataclass(frozen=True, slots=True)
 class BecameMember:
-    """The cluster is complete and this task belongs to it. ``start``, ``state``, ``checkpoint``: as in ``View``."""
+    """The cluster is complete and this task belongs to it. ``start``, ``state``, ``checkpoint``, ``replays``: as in
+    ``View``; ``late``: the job ran already."""
 
     job: JobId
     members: tuple[Member, ...]
     start: Step = INITIAL_STEP
     state: bytes = b""
     checkpoint: str = ""
+    replays: bool = False
+    late: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WordGiven:
+    """Where ranks come back: every rank has every mean of ``step``, and its optimizer may use it."""
+
+    step: Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,6 +310,7 @@ Effect = (
     | CallAnswered
     | VersionReady
     | BecameMember
+    | WordGiven
     | ViewChanged
     | SaveShard
     | WriteCheckpoint

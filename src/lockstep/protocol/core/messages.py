@@ -116,6 +116,9 @@ class View:
 
     ``shards`` and ``decisions`` (one): where the shards of the plan, and the coordinator's decisions, live in this
     view; empty where servers have no second homes.
+
+    ``replays``, for a rank that comes back: ``state`` is what it had before the step before ``start``. That step is
+    committed, and the rank makes its iteration once more for what follows from it on this rank alone.
     """
 
     job: JobId
@@ -126,6 +129,7 @@ class View:
     checkpoint: str = ""
     shards: tuple[Homes, ...] = ()
     decisions: tuple[Homes, ...] = ()
+    replays: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -412,7 +416,7 @@ class CallComplete:
 @dataclass(frozen=True, slots=True)
 class Applied:
     """Server to coordinator: all my buckets are at version ``step + 1``; with second homes: all that are mine in this
-    view, and these hold them."""
+    view, and these hold them. Where ranks come back: this rank has every mean of ``step``, in this view."""
 
     step: Step
     view: int = 0
@@ -559,7 +563,8 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class StateBefore:
-    """What a worker takes into the step after the committed one; ``stuck`` as in ``LocalState``."""
+    """What a worker takes into the step after the committed one (a rank: into the committed one); ``stuck`` as in
+    ``LocalState``."""
 
     task: str
     data: bytes
@@ -574,7 +579,7 @@ class Resolution:
     ``view``, ``shards``, ``decisions``: as in ``View``. ``joins``: of the members, where they have changed since the
     last resolution that the deputy holds; empty otherwise. ``step``: the committed one. ``ends``: the end of the job,
     once it is decided. ``norms``: those that were decided and may be asked for again. ``calls``: how many calls of all
-    workers are complete; each was told before (``KeptCall``).
+    workers are complete; each was told before (``KeptCall``). ``start`` (of ranks): the step that the job began with.
     """
 
     job: JobId
@@ -589,6 +594,7 @@ class Resolution:
     ends: tuple[End, ...]
     norms: tuple[TotalNorm, ...] = ()
     calls: int = 0
+    start: Step = INITIAL_STEP
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Set
 from dataclasses import dataclass, replace
 
-from lockstep.protocol.core.ids import BucketId, TaskId, server
+from lockstep.protocol.core.ids import BucketId, TaskId, server, worker
 
 NOBODY = -1
 
@@ -22,14 +22,19 @@ class Homes:
     second: int = NOBODY
     whole: bool = False
     """The second home holds everything, and nothing is made known that it does not hold."""
+    ranks: bool = False
+    """Both are ranks of a job without servers."""
 
     @property
     def home_task(self) -> TaskId:
-        return server(self.home)
+        return self._named(self.home)
 
     @property
     def second_task(self) -> TaskId | None:
-        return None if self.second == NOBODY else server(self.second)
+        return None if self.second == NOBODY else self._named(self.second)
+
+    def _named(self, index: int) -> TaskId:
+        return worker(index) if self.ranks else server(index)
 
     def after(self, alive: Set[int]) -> Homes | None:
         """With the servers that are left; None: neither home is, or the second one does not hold everything."""
@@ -37,11 +42,11 @@ class Homes:
             return self if self.second in alive else self._with_second_of(alive)
         if not self.whole or self.second not in alive:
             return None
-        return Homes(self.second)._with_second_of(alive)
+        return Homes(self.second, ranks=self.ranks)._with_second_of(alive)
 
     def _with_second_of(self, alive: Set[int]) -> Homes:
         others = sorted(alive - {self.home}, key=lambda index: (index < self.home, index))
-        return Homes(self.home, others[0] if others else NOBODY)
+        return Homes(self.home, others[0] if others else NOBODY, ranks=self.ranks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +62,11 @@ class Placement:
         """Nothing has been made yet, so every second home holds everything."""
         homes = tuple(Homes(index, (index + 1) % servers, whole=True) for index in range(servers))
         return cls(homes, homes[0])
+
+    @classmethod
+    def of_ranks(cls) -> Placement:
+        """Without servers: a rank's share stays with the rank, and only the decisions have a second home."""
+        return cls((), Homes(0, 1, whole=True, ranks=True))
 
     @property
     def coordinator(self) -> TaskId:

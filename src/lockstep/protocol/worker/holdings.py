@@ -67,6 +67,9 @@ HELD_BUCKET_TRANSITIONS: Mapping[tuple[HeldBucketState, HeldBucketTrigger], Held
         # What a server had is lost with it, unless its second home has the next version.
         (HeldBucketState.CONFIRMED, HeldBucketTrigger.REHOME): HeldBucketState.PRODUCED,
         (HeldBucketState.OFFERED, HeldBucketTrigger.REHOME): HeldBucketState.PRODUCED,
+        (HeldBucketState.PRODUCED, HeldBucketTrigger.REHOME): HeldBucketState.PRODUCED,
+        # A rank that comes back makes a mean again which this one has, for others that have not.
+        (HeldBucketState.HELD, HeldBucketTrigger.REHOME): HeldBucketState.PRODUCED,
         (HeldBucketState.CONFIRMED, HeldBucketTrigger.PRODUCE): HeldBucketState.PRODUCED,
         (HeldBucketState.CONFIRMED, HeldBucketTrigger.ARRIVE): HeldBucketState.HELD,
     }

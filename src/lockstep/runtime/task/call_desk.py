@@ -27,7 +27,7 @@ class CallDesk:
         """Block until all workers have come to this call; JobEndedError if the job ends first."""
         node = self._node
         node.raise_if_ended()
-        with node.main.during(Doing.CALLING, phrases.call_words(made)):
+        with node.main.during(Doing.CALLING, phrases.call_words(made)), node.while_calling():
             node.post(Calling(made))
             with self._changed:
                 while self._answer is None:

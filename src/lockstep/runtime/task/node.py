@@ -11,12 +11,14 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from lockstep.protocol.coordinator.coordinator_machine import CoordinatorMachine
 from lockstep.protocol.coordinator.deputy import DeputyMachine
 from lockstep.protocol.coordinator.homed_coordinator import HomedCoordinator
+from lockstep.protocol.coordinator.rank_coordinator import RankCoordinator
 from lockstep.protocol.coordinator.recovery import Beginning, RecoveryRules
 from lockstep.protocol.core.activity import Doing, ShardWrite, TaskPhase
 from lockstep.protocol.core.causes import Cause, Reason
@@ -34,7 +36,7 @@ from lockstep.protocol.core.effects import (
 )
 from lockstep.protocol.core.events import Broken, Event, PeerGone, Received, TensorKind, TransferEnded
 from lockstep.protocol.core.faults import Fault
-from lockstep.protocol.core.ids import INITIAL_STEP, BucketId, Incarnation, JobId, Role, Step, TaskId, server
+from lockstep.protocol.core.ids import INITIAL_STEP, BucketId, Incarnation, JobId, Role, Step, TaskId, server, worker
 from lockstep.protocol.core.journal import Journal
 from lockstep.protocol.core.messages import (
     Envelope,
@@ -171,6 +173,9 @@ class Node(Observed):
         """The state that a worker had before that step; empty: as built."""
         self.checkpoint = ""
         """The checkpoint that the job began with."""
+        self.late = self.replays = False
+        """The job ran already when this task joined it; and a rank begins with the step before ``start_step``, which
+        is committed, for all that follows from it on this rank alone."""
         self._ended = threading.Event()
         self._guard = EndGuard(lambda: phrases.does_not_return(self.task, self.main.doing), say, reporter)
         self._said_at: dict[str, float] = {}
@@ -178,6 +183,10 @@ class Node(Observed):
         self._closed = False
         self.refused = False
         """The requested transport cannot be used here: bad input, not a failure of a task."""
+        self.on_save: Callable[[int], None] = lambda _version: None
+        """Called on the loop's thread: what is to be saved must stay as it is until it is copied."""
+        self.while_calling: Callable[[], AbstractContextManager[None]] = nullcontext
+        """Around the time that the program waits in a call."""
         self.calls = CallDesk(self)
         self.traffic = Traffic()
         self.loans = Loans()
@@ -219,7 +228,7 @@ class Node(Observed):
         spec, shape = self.cluster, self.cluster.shape
         join = Join(str(self.task), self.incarnation, socket.gethostname(), os.getpid(), self.config.settings)
         rules, deadline = self.rules, now + spec.startup_timeout
-        first = server(1) if rules.server_replicas else None
+        first = server(1) if rules.server_replicas else worker(1) if rules.ranks_return else None
         member = MemberMachine(
             self.task, shape.coordinator, join, deadline, self.journal, now, returns=rules.returns, deputy=first
         )
@@ -227,10 +236,15 @@ class Node(Observed):
         deputy: DeputyMachine | None = None
         if rules.server_replicas and self.task.role is Role.SERVER:
             deputy = DeputyMachine(self.task, shape, rules, self.journal)
+        elif rules.ranks_return:
+            deputy = DeputyMachine(self.task, shape, rules, self.journal, RankCoordinator)
         job = secrets.randbits(63) + 1
         if self.task == shape.coordinator and rules.server_replicas:
             beginning = self.config.beginning
             coordinator = HomedCoordinator(shape, job, self.journal, now, rules=rules, beginning=beginning)
+        elif self.task == shape.coordinator and rules.ranks_return:
+            beginning = self.config.beginning
+            coordinator = RankCoordinator(shape, job, self.journal, now, rules=rules, beginning=beginning)
         elif self.task == shape.coordinator:
             coordinator = CoordinatorMachine(
                 shape,
@@ -307,7 +321,7 @@ class Node(Observed):
 
     @property
     def sees_others_off(self) -> bool:
-        return self.task.role is Role.SERVER or self.task == self.cluster.shape.coordinator
+        return self.task.role is Role.SERVER or self.task == self.coordinator
 
     @property
     def coordinator(self) -> TaskId:
@@ -351,8 +365,9 @@ class Node(Observed):
         return task.role is Role.SERVER and self.rules.takes_back and self.forming
 
     def dials_next_life(self, peer: TaskId) -> bool:
-        """Whether another incarnation of a task that was lost is linked with again: of a server with second homes."""
-        return bool(self.rules.server_replicas) and peer.role is Role.SERVER
+        """Whether another incarnation of a task that was lost is linked with again: of a server with second homes, of
+        a rank that comes back."""
+        return self.rules.ranks_return or (bool(self.rules.server_replicas) and peer.role is Role.SERVER)
 
     def start_facts(self) -> StartFacts:
         """What this task was started with."""
@@ -558,6 +573,7 @@ class Node(Observed):
     def _on_member(self, effect: BecameMember) -> None:
         self.job = effect.job
         self.start_step, self.local_state, self.checkpoint = effect.start, effect.state, effect.checkpoint
+        self.late, self.replays = effect.late, effect.replays
         self._lives = {TaskId.parse(member.task): member.incarnation for member in effect.members}
         self.reporter.ready(self._server.address, self.incarnation, effect.job)
         self.reporter.phase_unless_importing(TaskPhase.COMPARING_SETTINGS)
@@ -570,7 +586,7 @@ class Node(Observed):
             self._former.add((task, self._lives.pop(task)))
         if effect.has_replica != self._has_replica:
             self._has_replica = effect.has_replica
-            if self.machine.coordinator is not None:
+            if self.machine.coordinator is not None and not self.rules.ranks_return:
                 self.say(phrases.replica_changed(has_one=effect.has_replica))
         for member in effect.members:
             task = TaskId.parse(member.task)

@@ -7,7 +7,7 @@ that. What a rank has for its own share it lends to itself: there is no link, an
 
 from __future__ import annotations
 
-from lockstep.protocol.core.ids import BucketId
+from lockstep.protocol.core.ids import BucketId, TaskId
 from lockstep.protocol.core.messages import Layout
 from lockstep.protocol.core.plan import Plan
 from lockstep.runtime.monitor.reporter import TaskReporter
@@ -25,12 +25,17 @@ class RankNode(WorkerNode):
     def __init__(self, config: NodeConfig, make_store: MakeStore, say: Say, reporter: TaskReporter) -> None:
         super().__init__(config, say, reporter, make_store)
         self._means: dict[BucketId, Loan] = {}
+        self.wait_word, self.landing, self.ask_within = (
+            self.training.wait_word,
+            self.training.landing,
+            self.training.ask_within,
+        )
 
     # -- called by the training thread --
 
     def prepare(self, plan: Plan, layout: Layout) -> None:
         """Allocate memory for this plan and announce the model, whose gradients go to ``gradients``."""
-        self.allocate(plan, in_place=True)
+        self.allocate(plan, in_place=not self.rules.ranks_return)
         self.announce(layout, self._on_mean)
 
     def mean(self, bucket: BucketId) -> memoryview:
@@ -42,6 +47,22 @@ class RankNode(WorkerNode):
         assert self.parameters is not None
         whole = self.plan.buckets[bucket]
         return self.parameters.buffer[whole.arena_offset : whole.arena_offset + whole.nbytes]
+
+    def landed(self, version: int) -> memoryview:
+        """Where ranks come back: all buckets of a version that ``wait_version`` has waited for, as they came. They stay
+        so until the version after the next comes."""
+        assert self.plan is not None
+        arena = self.landing(version).buffer
+        for bucket, loan in self._means.items():
+            place = self.plan.buckets[bucket]
+            arena[place.arena_offset : place.arena_offset + place.nbytes] = loan.buffer
+        self.release_means()
+        return arena[: self.plan.arena_bytes]
+
+    @property
+    def others(self) -> list[TaskId]:
+        """The ranks with which a link is up."""
+        return [task for task, keeper in self.peers.items() if keeper.linked]
 
     def release_means(self) -> None:
         """The means have been read. This must come before the next step begins: their memory is needed for it."""

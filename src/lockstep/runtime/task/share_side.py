@@ -56,6 +56,7 @@ from lockstep.protocol.core.messages import (
 from lockstep.protocol.core.plan import Plan, first_difference, make_plan
 from lockstep.protocol.server.async_server_machine import AsyncServerMachine
 from lockstep.protocol.server.homed_machine import HomedServerMachine
+from lockstep.protocol.server.rank_share import RankShareMachine
 from lockstep.protocol.server.server_machine import ServerMachine
 from lockstep.runtime import phrases
 from lockstep.runtime.checkpoint.folder import CheckpointFolder, verify
@@ -102,6 +103,8 @@ def _make_machine(task: TaskId, config: NodeConfig, journal: Journal) -> ServerM
     shape = config.cluster.shape
     if not config.synchronous:
         return AsyncServerMachine(task, shape, journal, eager=config.eager)
+    if config.recovery.of(shape).ranks_return:
+        return RankShareMachine(task, shape, journal)
     if config.recovery.server_replicas:
         shrinks = config.recovery.on_worker_loss is LossPolicy.SHRINK
         return HomedServerMachine(task, shape, journal, eager=config.eager, summed=config.summed, any_rates=shrinks)
@@ -212,6 +215,7 @@ class ShareSide(Side):
         self._work.put(lambda: self._answer(effect))
 
     def _save_shard(self, effect: SaveShard) -> None:
+        self._node.on_save(effect.version)
         self._work.put(lambda: self._save(effect))
 
     def _begin_to_prepare(self, effect: Prepare) -> None:
@@ -329,7 +333,8 @@ class ShareSide(Side):
         slots = {shard: self._make_slots(layout, plan, shard) for shard in self._shards(plan)}
         if self._replicates:
             self._means = self._node.transport.allocate(max(plan.arena_bytes, 1), "means")
-        if layout.start > INITIAL_STEP and self._node.task in self._config.cluster.shape.savers:
+        is_saver = self._node.task in self._config.cluster.shape.savers
+        if layout.start > INITIAL_STEP and layout.checkpoint and is_saver:
             self._restore(layout)
         self._plan, self._slots, self._layout = plan, slots, layout
         self._node.reporter.phase(TaskPhase.TRAINING)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from lockstep.protocol.core.activity import Doing, TaskPhase
-from lockstep.protocol.core.effects import Answered, NormKnown, SendGradient, SendPull, VersionReady
+from lockstep.protocol.core.effects import Answered, NormKnown, SendGradient, SendPull, VersionReady, WordGiven
 from lockstep.protocol.core.events import (
     Asked,
     Finished,
@@ -38,6 +38,7 @@ from lockstep.protocol.core.messages import (
     VersionNote,
 )
 from lockstep.protocol.core.plan import Plan
+from lockstep.protocol.worker.rank_machine import RankMachine
 from lockstep.protocol.worker.worker_machine import WorkerMachine
 from lockstep.runtime.task.side import CarriesOut, Side, Takes
 from lockstep.transports.base import Loan, Region
@@ -70,17 +71,24 @@ class TrainingSide(Side):
 
     def __init__(self, node: Node) -> None:
         config, rules = node.config, node.rules
-        self.machine = WorkerMachine(
-            node.task,
-            config.cluster.shape,
-            node.journal,
-            eager=config.eager,
-            may_lag=config.aggregate is not None,
-            tells_state=rules.keeps_states,
+        self.machine: WorkerMachine = (
+            RankMachine(node.task, config.cluster.shape, node.journal)
+            if rules.ranks_return
+            else WorkerMachine(
+                node.task,
+                config.cluster.shape,
+                node.journal,
+                eager=config.eager,
+                may_lag=config.aggregate is not None,
+                tells_state=rules.keeps_states,
+            )
         )
         self.main = node.main
         self.gradients: Region | None = None
         self.parameters: Region | None = None
+        self._other_half: Region | None = None
+        """Where ranks come back: where every second version arrives, so that the one before stays as it came."""
+        self._word: Step = INITIAL_STEP - 1
         self.reads_in_place = False
         self._node = node
         self._config = config
@@ -121,7 +129,14 @@ class TrainingSide(Side):
         self._take_plan(plan, in_place=in_place)
         self.gradients = self._node.transport.allocate(max(plan.arena_bytes + spare, 1), "gradients")
         self.parameters = self._node.transport.allocate(max(plan.arena_bytes, 1), "parameters")
+        if self._node.rules.ranks_return:
+            self._other_half = self._node.transport.allocate(max(plan.arena_bytes, 1), "parameters")
         return self.gradients, self.parameters
+
+    def landing(self, version: int) -> Region:
+        """Where this version arrives."""
+        assert self.parameters is not None
+        return self.parameters if self._other_half is None or version % 2 == 0 else self._other_half
 
     def use(self, plan: Plan, gradients: Region, parameters: Region) -> None:
         """As ``allocate``, with regions that the caller has registered with this node's transport."""
@@ -137,7 +152,7 @@ class TrainingSide(Side):
 
     def memory(self) -> dict[str, int]:
         """Bytes that this worker holds for the exchange, by purpose."""
-        regions = {"gradients": self.gradients, "parameters": self.parameters}
+        regions = {"gradients": self.gradients, "parameters": self.parameters, "means": self._other_half}
         return {name: resident_bytes(region.buffer) for name, region in regions.items() if region is not None}
 
     def announce(self, layout: Layout, on_version: OnVersion | None = None) -> None:
@@ -244,6 +259,35 @@ class TrainingSide(Side):
             self._awaited = None
         self._stood_still += time.monotonic() - began
 
+    def wait_word(self, step: Step) -> None:
+        """Where ranks come back: block until every rank has every mean of ``step``; JobEndedError if the job ends."""
+        if self._word >= step:
+            return
+        self.main.enter(Doing.WAITING, f"the word of step {step}")
+        began = time.monotonic()
+        with self._changed:
+            while self._word < step:
+                self._node.raise_if_ended()
+                self._changed.wait(1.0)
+        self._stood_still += time.monotonic() - began
+        self.main.enter(Doing.USER_CODE)
+
+    def ask_within(self, peer: TaskId, what: str, data: bytes, until: Callable[[], bool]) -> bytes | None:
+        """As ``ask``; None once ``until`` says that it is in vain."""
+        self._questions += 1
+        number = self._questions
+        self._node.loop.post(Asked(peer, Question(number, what, data)))
+        with self._changed:
+            while number not in self._answers:
+                self._node.raise_if_ended()
+                if until():
+                    return None
+                self._changed.wait(0.2)
+            answer = self._answers.pop(number)
+        if answer.problem:
+            raise ValueError(answer.problem)
+        return answer.data
+
     def blocked(self) -> dict[Step, float]:
         """How long the training thread waited for the parameters of each of the last steps, in seconds."""
         return dict(self._blocked)
@@ -297,6 +341,7 @@ class TrainingSide(Side):
             SendPull: self._send_pull,
             Answered: self._on_answer,
             NormKnown: self._on_norm,
+            WordGiven: self._on_word,
         }
 
     def takes(self) -> Takes:
@@ -311,6 +356,11 @@ class TrainingSide(Side):
         with self._changed:
             self._norm = effect.norm
             self._norms_known += 1
+            self._changed.notify_all()
+
+    def _on_word(self, effect: WordGiven) -> None:
+        with self._changed:
+            self._word = effect.step
             self._changed.notify_all()
 
     def _on_version_ready(self, effect: VersionReady) -> None:
@@ -349,7 +399,7 @@ class TrainingSide(Side):
         connection = self._node.peers[effect.peer].connection
         if connection is None or connection.address is None or self.parameters is None:
             return
-        ticket = self._node.transport.grant(self.parameters, connection.address)
+        ticket = self._node.transport.grant(self.landing(effect.version), connection.address)
         in_place = self.reads_in_place and connection.lends_in_place
         connection.send(Pull(effect.version, effect.have, ticket, in_place))
 
@@ -365,6 +415,6 @@ class TrainingSide(Side):
             self._changed.notify_all()
 
     def free(self) -> None:
-        for region in (self.gradients, self.parameters):
+        for region in (self.gradients, self.parameters, self._other_half):
             if region is not None:
                 region.close()

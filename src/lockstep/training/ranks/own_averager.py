@@ -7,6 +7,8 @@ second memory for means, and the bits are those of one process that adds up all 
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
 
@@ -17,9 +19,24 @@ from lockstep.runtime import phrases
 from lockstep.runtime.task.outcome import JobEndedError
 from lockstep.runtime.task.rank_node import RankNode
 from lockstep.training.ranks.averager import NO_STATISTICS_ON_CPUS
+from lockstep.training.ranks.kept_versions import KeptVersions
 from lockstep.training.ranks.layout import RankLayout, formats
 from lockstep.training.server.mean_store import CHIEFS, MEAN
 from lockstep.training.tensors import as_tensor
+
+
+class ComesBack(Protocol):
+    """What a rank needs that is lost and comes back, and what it keeps for others (``library/rank_return.py``)."""
+
+    kept: KeptVersions
+    late: bool
+    """This rank has come back."""
+    replayed: Step | None
+    """The step that it makes once more although all have made it."""
+
+    def initial(self) -> Tensor: ...
+
+    def means_of(self, step: Step) -> Tensor: ...
 
 
 class OwnAverager:
@@ -44,9 +61,17 @@ class OwnAverager:
             node.checkpoint,
         )
         node.prepare(self.plan, announced)
+        self._return: ComesBack | None = None
         assert node.gradients is not None
         self.gradients: Tensor = as_tensor(node.gradients.buffer, torch.uint8)
         self.means = self.gradients
+
+    def come_back_with(self, comes_back: ComesBack) -> None:
+        """This job's ranks come back."""
+        self._return = comes_back
+
+    def _replays(self, step: Step) -> bool:
+        return self._return is not None and self._return.replayed == step
 
     # -- a step --
 
@@ -56,10 +81,13 @@ class OwnAverager:
         assert step >= 0
 
     def hand_over(self, step: Step, bucket: BucketId) -> None:
-        if self._is_chief or bucket not in self._copied:
+        if (self._is_chief or bucket not in self._copied) and not self._replays(step):
             self._node.produced(step, bucket)
 
     def finish(self, step: Step) -> None:
+        if self._replays(step):
+            self._take_replayed(step)
+            return
         absent = () if self._is_chief else tuple(sorted(self._copied))
         self._node.seal(step, absent, occasion="a backward pass", state=None)
         self._take(step + 1)
@@ -68,6 +96,9 @@ class OwnAverager:
         raise ValueError(NO_STATISTICS_ON_CPUS)
 
     def publish(self, step: Step) -> None:
+        if self._replays(step):
+            self._take_replayed(step)
+            return
         every = tuple(bucket.id for bucket in self.plan.buckets)
         if self._is_chief:
             for bucket in every:
@@ -79,17 +110,41 @@ class OwnAverager:
     def take_initial(self) -> Step:
         start = self._node.start_step
         if start > INITIAL_STEP:
-            self._node.wait_version(start)
-            self._node.release_means()
+            late = self._return is not None and self._return.late
+            if not late:
+                self._node.wait_version(start)
+                self._node.release_means()
             self._node.begin_step(start)
-            return start
+            if self._return is not None and late and not start:
+                self._put(self._return.initial())
+            return start - 1 if self._replays(start - 1) else start
         if self._is_chief:
             self._node.offer_initial()
         self._take(0)
         return 0
 
+    def _take_replayed(self, step: Step) -> None:
+        """Every rank has made this step; its means are still to be had."""
+        assert self._return is not None
+        self._put(self._return.means_of(step))
+
+    def _put(self, means: Tensor) -> None:
+        self.means[: means.nbytes].copy_(means)
+
+    def _take_with_word(self, version: int, comes_back: ComesBack) -> None:
+        """This rank's own gradients stay until every rank has every mean: a rank that comes back needs them again."""
+        self._node.wait_version(version)
+        landed = self._node.landed(version)
+        self._node.wait_word(version - 1)
+        comes_back.kept.close(version - 1)
+        self._put(as_tensor(landed, torch.uint8))
+        self._node.begin_step(version)
+
     def _take(self, version: int) -> None:
         """Copy each bucket of this version as it arrives; then its step has begun."""
+        if self._return is not None:
+            self._take_with_word(version, self._return)
+            return
         for bucket in self.plan.buckets:
             self._node.wait_buckets(version, (bucket.id,))
             mean = self._node.mean(bucket.id)

@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from lockstep.runtime.checkpoint.tensor_file import NamedTensor
+from lockstep.training.ranks.kept_versions import KeptVersions
 from lockstep.training.server.shard_file import VALUE, PieceName, ShardFiles, named
 from lockstep.training.worker.binding import Trained
 
@@ -31,11 +32,22 @@ class SaveSlot:
 
     def __init__(self) -> None:
         self.take: Callable[[], list[NamedTensor]] | None = None
+        self.kept: KeptVersions | None = None
+        """Where ranks come back: what says when nobody changes parameters."""
 
     def __call__(self, version: int) -> list[NamedTensor]:
         if self.take is None:
             raise ValueError(f"no model is wrapped whose version {version} could be saved")
-        return self.take()
+        return self.take() if self.kept is None else self.kept.save(version, self.take)
+
+    def expect(self, version: int) -> None:
+        """It is about to be called for this version."""
+        if self.kept is not None and self.take is not None:
+            self.kept.expect_save(version)
+
+    def answer(self, what: str, data: bytes) -> bytes:
+        """What another rank asks for; empty: not now."""
+        return b"" if self.kept is None else self.kept.answer(what, data)
 
 
 def values_of(trained: Sequence[Trained]) -> list[NamedTensor]:

@@ -35,12 +35,27 @@ def _nothing_to_save(version: int) -> list[NamedTensor]:
     raise ValueError(f"this rank has nothing to save of version {version}")
 
 
+AnswerRank = Callable[[str, bytes], bytes]
+
+
+def _no_answer(what: str, data: bytes) -> bytes:  # noqa: ARG001 - every store has this signature
+    raise ValueError(f"a rank does not answer requests for {what!r}")
+
+
 class MeanStore:
     """Implements ``runtime.task.store.ShardStore``; all its calls come on one thread."""
 
-    def __init__(self, wire: WireFormat | None = None, helpers: int = 0, save: Save = _nothing_to_save) -> None:
+    def __init__(
+        self,
+        wire: WireFormat | None = None,
+        helpers: int = 0,
+        save: Save = _nothing_to_save,
+        answer: AnswerRank = _no_answer,
+    ) -> None:
         """``wire``: the format in which gradients arrive. ``helpers``: threads that take part. ``save``: what goes into
-        a checkpoint of this version; the parameters are the program's, not the store's."""
+        a checkpoint of this version; the parameters are the program's, not the store's. ``answer``: what a rank that
+        has come back is told."""
+        self.answer = answer
         self._wire = wire or WireFormat()
         self._crew = PiecePool(helpers)
         self._save = save
@@ -100,9 +115,6 @@ class MeanStore:
 
     def restore(self, folder: Path, shards: Sequence[str], slot: int) -> None:
         """The program reads its parameters from the checkpoint; no mean of an earlier step is needed."""
-
-    def answer(self, what: str, data: bytes) -> bytes:  # noqa: ARG002 - every store has this signature
-        raise ValueError(f"a rank does not answer requests for {what!r}")
 
     def close(self) -> None:
         """End the threads."""
