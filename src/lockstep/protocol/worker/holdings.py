@@ -40,7 +40,7 @@ class HeldBucketTrigger(StrEnum):
     FAIL = "transfer or link failed"
     CONFIRM = "server has it"
     REHOME = "its server is lost, and another has its bucket"
-    NEXT_LIFE = "its rank was lost, and is back"
+    NEXT_LIFE = "its rank is back"
 
 
 HELD_BUCKET_TRANSITIONS: Mapping[tuple[HeldBucketState, HeldBucketTrigger], HeldBucketState] = MappingProxyType(
