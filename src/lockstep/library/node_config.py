@@ -71,7 +71,13 @@ def node_config(
         aggregate=exchange.aggregate(workers),
         watch=WatchSettings(on_stall=cluster.on_stall, pages=cluster.pages),
         recovery=rules,
-        beginning=beginning_in(keeping.train_dir, settings, say, from_scratch=keeping.from_scratch and not life.later)
+        # A rank that comes back most likely joins a job that runs, and nothing begins.
+        beginning=beginning_in(
+            keeping.train_dir,
+            settings,
+            (lambda _line: None) if life.later and rules.ranks_return else say,
+            from_scratch=keeping.from_scratch and not life.later,
+        )
         if resumes
         else Beginning(),
         train_dir=keeping.train_dir,

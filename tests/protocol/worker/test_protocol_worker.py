@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 import pytest
 
@@ -28,6 +29,7 @@ from lockstep.protocol.core.placement import Homes
 from lockstep.protocol.core.timing import REPEAT_SECONDS, RESEND_SECONDS
 from lockstep.protocol.phrases import wait_line
 from lockstep.protocol.worker.holdings import HELD_BUCKET_TRANSITIONS, HeldBucketState, HeldBucketTrigger, ServerSide
+from lockstep.protocol.worker.rank_machine import RankMachine
 from lockstep.protocol.worker.worker_machine import is_chief
 from protocol.protocol_rigs import RATES, TICKET, WorkerRig, life, messages_to, only, plan_of
 
@@ -75,6 +77,13 @@ def _rehome(rig: WorkerRig) -> None:
     rig.hear(PS, View(77, 2, (), shards=(Homes(1),), decisions=(Homes(1),)))
 
 
+def _next_life(rig: WorkerRig) -> None:
+    """As a rank does it; a mean may have come back for what was sent."""
+    rank, home = cast(RankMachine, rig.machine), rig.machine._servers[PS]
+    rank.word, rig.machine._buckets[0].edition, home.grant = INITIAL_STEP - 1, 0, None
+    RankMachine._offer_again(rank, home, 0.0)
+
+
 TRIGGERS: dict[HeldBucketTrigger, Callable[[WorkerRig], object]] = {
     HeldBucketTrigger.ARRIVE: _arrive,
     HeldBucketTrigger.PRODUCE: _produce,
@@ -83,6 +92,7 @@ TRIGGERS: dict[HeldBucketTrigger, Callable[[WorkerRig], object]] = {
     HeldBucketTrigger.FAIL: lambda rig: rig.tell(LOST),
     HeldBucketTrigger.CONFIRM: lambda rig: rig.hear(PS, Open(0, (0,))),
     HeldBucketTrigger.REHOME: _rehome,
+    HeldBucketTrigger.NEXT_LIFE: _next_life,
 }
 
 

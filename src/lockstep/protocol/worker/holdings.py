@@ -39,7 +39,8 @@ class HeldBucketTrigger(StrEnum):
     START = "transfer started"
     FAIL = "transfer or link failed"
     CONFIRM = "server has it"
-    REHOME = "its server is lost, and another has its bucket"
+    REHOME = "another server has its bucket"
+    NEXT_LIFE = "its rank is back"
 
 
 HELD_BUCKET_TRANSITIONS: Mapping[tuple[HeldBucketState, HeldBucketTrigger], HeldBucketState] = MappingProxyType(
@@ -67,9 +68,12 @@ HELD_BUCKET_TRANSITIONS: Mapping[tuple[HeldBucketState, HeldBucketTrigger], Held
         # What a server had is lost with it, unless its second home has the next version.
         (HeldBucketState.CONFIRMED, HeldBucketTrigger.REHOME): HeldBucketState.PRODUCED,
         (HeldBucketState.OFFERED, HeldBucketTrigger.REHOME): HeldBucketState.PRODUCED,
-        (HeldBucketState.PRODUCED, HeldBucketTrigger.REHOME): HeldBucketState.PRODUCED,
-        # A rank that comes back makes a mean again which this one has, for others that have not.
-        (HeldBucketState.HELD, HeldBucketTrigger.REHOME): HeldBucketState.PRODUCED,
+        # A rank that comes back needs every gradient of the open step again, also of a mean that is here: others may
+        # not have it.
+        (HeldBucketState.HELD, HeldBucketTrigger.NEXT_LIFE): HeldBucketState.PRODUCED,
+        (HeldBucketState.PRODUCED, HeldBucketTrigger.NEXT_LIFE): HeldBucketState.PRODUCED,
+        (HeldBucketState.OFFERED, HeldBucketTrigger.NEXT_LIFE): HeldBucketState.PRODUCED,
+        (HeldBucketState.CONFIRMED, HeldBucketTrigger.NEXT_LIFE): HeldBucketState.PRODUCED,
         (HeldBucketState.CONFIRMED, HeldBucketTrigger.PRODUCE): HeldBucketState.PRODUCED,
         (HeldBucketState.CONFIRMED, HeldBucketTrigger.ARRIVE): HeldBucketState.HELD,
     }

@@ -92,7 +92,7 @@ class RankMachine(WorkerMachine):
         for bucket in peer.buckets:
             if bucket.edition >= 0 and not bucket.absent:
                 bucket.busy, bucket.offers = False, 0
-                bucket.state = advance(HELD_BUCKET_TRANSITIONS, bucket.state, HeldBucketTrigger.REHOME)
+                bucket.state = advance(HELD_BUCKET_TRANSITIONS, bucket.state, HeldBucketTrigger.NEXT_LIFE)
                 self._journal.record(now, Happening.REPEATED, self.step, bucket.id, peer.id, "of its next incarnation")
 
     # -- the word --
