@@ -426,8 +426,8 @@ def main() -> int:
         parser.error("--spares is of one command, which --library has not")
     shape = ClusterShape(2, asked.workers)
     steps = asked.steps or (1200 if asked.spares else 400)
-    only_servers, replicas = asked.kill == "servers", bool(asked.server_replicas)
-    plan = Plan(shape, steps, asked.kills, only_servers, replicas, asked.spares, asked.library)
+    only_servers = asked.kill == "servers"
+    plan = Plan(shape, steps, asked.kills, only_servers, bool(asked.server_replicas), asked.spares, asked.library)
     flags = [
         f"--model={asked.model}",
         "--data_name=cifar10",

@@ -55,12 +55,13 @@ def run_task(config: BenchConfig, reporter: TaskReporter, *, finished: bool = Fa
     if config.exchange.is_collective:
         return _run_collective(config, reporter, signals)
     if config.task.role is Role.SERVER:
-        return _run_server(config, reporter, signals)
+        return _run_server(config, reporter, signals, later=later)
     return _run_worker(config, reporter, signals, finished=finished)
 
 
-def node_config(config: BenchConfig, *, returning: bool = False) -> NodeConfig:
-    """What the runtime needs to know about this run. ``returning``: the job restarts after a server was lost."""
+def node_config(config: BenchConfig, *, returning: bool = False, later: bool = False) -> NodeConfig:
+    """What the runtime needs to know about this run. ``returning``: the job restarts after a server was lost.
+    ``later``: this server had an earlier incarnation."""
     assert config.cluster is not None
     cluster, rules = config.cluster, rules_here(config, os.environ)
     if returning:
@@ -72,6 +73,7 @@ def node_config(config: BenchConfig, *, returning: bool = False) -> NodeConfig:
         train_dir=(config.output.train_dir or "") if rules.saves else "",
         checkpoints_kept=config.output.max_ckpts_to_keep,
         returning=returning,
+        later=later and bool(rules.server_replicas) and not rules.returns,
         settings=settings(config),
         synchronous=config.exchange.cross_replica_sync,
         eager=True,
@@ -110,7 +112,7 @@ def planted_faults(environ: Mapping[str, str]) -> tuple[Fault, ...]:
         raise BadInput(f"{FAULTS_VARIABLE} cannot be read: {error}; unset it: it is only for drills.") from error
 
 
-def _run_server(config: BenchConfig, reporter: TaskReporter, signals: TaskSignals) -> int:
+def _run_server(config: BenchConfig, reporter: TaskReporter, signals: TaskSignals, *, later: bool) -> int:
     def make_store() -> ShardStore:
         from lockstep.benchmark.training.run import server_store
 
@@ -118,7 +120,7 @@ def _run_server(config: BenchConfig, reporter: TaskReporter, signals: TaskSignal
 
     returning = False
     while True:
-        code = _serve(config, reporter, signals, make_store, returning=returning)
+        code = _serve(config, reporter, signals, make_store, returning=returning, later=later)
         if code is not None:
             return code
         returning = True
@@ -131,11 +133,12 @@ def _serve(
     make_store: Callable[[], ShardStore],
     *,
     returning: bool,
+    later: bool,
 ) -> int | None:
     """Run one incarnation as a server; returns the exit code, or None if the job restarts."""
     from lockstep.runtime.task.server_node import ServerNode
 
-    node = ServerNode(node_config(config, returning=returning), make_store, say, reporter)
+    node = ServerNode(node_config(config, returning=returning, later=later), make_store, say, reporter)
     signals.attach(node)
     try:
         node.start()

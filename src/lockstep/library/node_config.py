@@ -84,5 +84,6 @@ def node_config(
         checkpoints_kept=keeping.max_ckpts_to_keep,
         own_program=True,
         returning=returning,
+        later=life.later and bool(rules.server_replicas) and not rules.returns and cluster.task in cluster.shape.homes,
         finished=life.finished and (rules.returns or rules.ranks_return),
     )

@@ -305,6 +305,11 @@ def had_finished(task: TaskId) -> str:
     return f"{named(task)} had finished its work in its earlier incarnation, and the job is over"
 
 
+def came_back_too_late(task: TaskId, *, ok: bool) -> str:
+    how = "the job ended" if ok else "the job failed"
+    return f"{how} before {named(task)} could come back to it; the other tasks have left"
+
+
 def does_not_return(task: TaskId, doing: str) -> str:
     return f"{named(task)} does not return from {doing}; its process is ended"
 

@@ -196,9 +196,10 @@ class CheckpointWritten:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The training loop of this worker asks the home of a bucket a question."""
+    """The training loop of this worker asks a question: the home of its bucket, or this ``peer``."""
 
     question: Question
+    peer: TaskId | None = None
 
 
 @dataclass(frozen=True, slots=True)

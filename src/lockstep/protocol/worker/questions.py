@@ -22,6 +22,7 @@ class _Open:
     question: Question
     since: float
     repeat_at: float
+    of_home: bool
 
 
 class Questions:
@@ -30,8 +31,9 @@ class Questions:
     def __init__(self) -> None:
         self._open: dict[int, _Open] = {}
 
-    def ask(self, peer: TaskId, question: Question, now: float) -> list[Effect]:
-        self._open[question.number] = _Open(peer, question, now, now + QUESTION_SECONDS)
+    def ask(self, peer: TaskId, question: Question, now: float, *, of_home: bool) -> list[Effect]:
+        """``of_home``: it is for whoever is the home of its bucket."""
+        self._open[question.number] = _Open(peer, question, now, now + QUESTION_SECONDS, of_home)
         return [Send(peer, question)]
 
     def on_answer(self, peer: TaskId, answer: Answer) -> list[Effect]:
@@ -44,7 +46,7 @@ class Questions:
 
     def ask_homes(self, home_of: Callable[[BucketId], TaskId], view: int, now: float) -> list[Effect]:
         """A view may name another home for the bucket of a question: that one is asked."""
-        moved = [known for known in self._open.values() if known.peer != home_of(known.question.bucket)]
+        moved = [one for one in self._open.values() if one.of_home and one.peer != home_of(one.question.bucket)]
         effects: list[Effect] = []
         for known in moved:
             known.peer, known.question = home_of(known.question.bucket), replace(known.question, view=view)

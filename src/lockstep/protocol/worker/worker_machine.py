@@ -141,9 +141,9 @@ class WorkerMachine:
                 return self._on_prepared(event.plan, layout, now)
             case Finished():
                 return self._on_finished(event, now)
-            case Asked():
-                home = self.home_of(event.question.bucket)
-                return self.questions.ask(home, replace(event.question, view=self._view), now)
+            case Asked(question=question, peer=peer):
+                asked = self.home_of(question.bucket) if peer is None else peer
+                return self.questions.ask(asked, replace(question, view=self._view), now, of_home=peer is None)
             case _:
                 return []
 

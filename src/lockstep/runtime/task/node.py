@@ -70,6 +70,7 @@ from lockstep.runtime.task.call_desk import CallDesk
 from lockstep.runtime.task.discovery import Discovery, Search
 from lockstep.runtime.task.end_guard import EndGuard, GiveUp
 from lockstep.runtime.task.introspection import Observed
+from lockstep.runtime.task.job_before import JobBefore
 from lockstep.runtime.task.loans import Loans
 from lockstep.runtime.task.loop import TaskLoop
 from lockstep.runtime.task.outcome import JobEndedError, Outcome, outcome_of
@@ -133,6 +134,9 @@ class NodeConfig:
     """A later incarnation of this process: the others may still be in their earlier one."""
     finished: bool = False
     """An earlier incarnation of this task had finished its work: if no other task is left, the job is over."""
+    later: bool = False
+    """There was an earlier incarnation of this task, in a job that never forms again: if that has ended, this one does
+    too."""
     give_up: GiveUp | None = None
     """Ends the process of a worker whose training thread does not notice that the job has failed."""
     own_program: bool = False
@@ -297,10 +301,15 @@ class Node(Observed):
     def wait_until_member(self) -> None:
         """Block until the cluster is complete; JobEndedError if it never is. Prints which tasks are missing."""
         # Meanwhile the search, and the coordinator's roster, print which tasks are missing.
-        while not self._decided.wait(LEFT_LOOK_SECONDS if self.config.finished else None):
-            if self._others_have_left():
+        others = JobBefore(self.cluster) if self.config.later else None
+        while not self._decided.wait(LEFT_LOOK_SECONDS if self.config.finished or others is not None else None):
+            if self.config.finished and self._others_have_left():
                 self.say(phrases.had_finished(self.task))
                 self.abandon(Outcome(True))
+            elif others is not None and (end := others.look()) is not None:
+                if end.ok:
+                    self.say(phrases.came_back_too_late(self.task, ok=True))
+                self.abandon(end)
         self.raise_if_ended()
 
     def _others_have_left(self) -> bool:

@@ -276,7 +276,7 @@ class TrainingSide(Side):
         """As ``ask``; None once ``until`` says that it is in vain."""
         self._questions += 1
         number = self._questions
-        self._node.loop.post(Asked(peer, Question(number, what, data)))
+        self._node.loop.post(Asked(Question(number, what, data), peer))
         with self._changed:
             while number not in self._answers:
                 self._node.raise_if_ended()
