@@ -39,7 +39,7 @@ class HeldBucketTrigger(StrEnum):
     START = "transfer started"
     FAIL = "transfer or link failed"
     CONFIRM = "server has it"
-    REHOME = "another server has its bucket"
+    REHOME = "another server has it"
     NEXT_LIFE = "its rank is back"
 
 
