@@ -273,7 +273,11 @@ def program(steps: int, result: Path, words: list[str]) -> None:
             optimizer.step()
             if step % 20 == 0:
                 state = optimizer.state_dict()["state"]
-                heard.append([[float(one.double().sum()) for one in parts.values()] for parts in state.values()])
+                heard += [
+                    (name, float(one.double().sum()))
+                    for all_of in state.values()
+                    for name, one in sorted(all_of.items())
+                ]
         bits = b"".join(value.detach().numpy().tobytes() for value in model.state_dict().values())
         if job.is_chief:
             result.write_text(f"{hashlib.sha256(bits).hexdigest()}\n{heard}\n")
