@@ -189,6 +189,7 @@ NAMED_BY_A_USER = {
     "cli/compare.py": "--json",
     "cli/compare_program.py": "--json",
     "cli/net.py": "--json",
+    "runtime/monitor/spare.py": "its name for ps, /proc/self/comm",
     "cli/sim_capacity.py": "--json",
     "cli/sim_replicas.py": "--json",
     "cli/sim_search.py": "--json",

@@ -374,6 +374,10 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
     "eval_interval_secs": ("benchmark/test_features.py", "test_evaluations_follow_one_another_until_stopped"),
     "save_model_steps": (RECOVERY, "test_a_killed_task_is_started_again_by_its_monitor_and_the_bits_are_the_same"),
     "restarts": (RECOVERY, "test_a_killed_task_is_started_again_by_its_monitor_and_the_bits_are_the_same"),
+    "spares": (
+        "cluster/test_spares_of_clusters.py",
+        "test_the_spare_of_one_command_takes_the_coordinators_place_and_the_bits_are_the_same",
+    ),
     "server_replicas": (RECOVERY, "test_the_second_home_of_a_killed_server_takes_over_and_the_bits_are_the_same"),
     "on_worker_loss": (RECOVERY, "test_the_others_go_on_without_a_lost_worker_and_take_it_back"),
     "save_model_secs": (

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -28,6 +29,7 @@ from lockstep.security import certificates
 from lockstep.security.key import Key, find_key
 from lockstep.security.signing import lockstep_version, sign
 from lockstep.training.export import export
+from lockstep.training.ranks.kept_versions import NOW, SIZES, KeptVersions, question, read_sizes, read_stream
 from lockstep.training.ranks.saving import NoSuchState, optimizers_as, optimizers_in
 from lockstep.training.server.named_optimizer import make_optimizer
 from lockstep.training.server.shard_file import ShardFiles
@@ -42,10 +44,25 @@ _SHARD, _STATE = "server-0.safetensors", "worker-0.safetensors"
 
 def state_targets(folder: Path) -> Iterator[Target]:
     yield from _states()
+    yield from _kept()
     yield from _checkpoints(folder)
     yield from _keys(folder)
     entry = {"task": "worker 0", "cluster": {"worker 0": "a:1"}, "folder": "/", "started": 1.5}
     yield Target("list of running jobs", running_jobs._read, [json.dumps(entry).encode()])
+
+
+def _kept() -> Iterator[Target]:
+    """What a rank that comes back asks of another, and what it gets."""
+    ranks = KeptVersions([nn.Parameter(torch.ones(3, 2))], 0, lambda: ("[]", {}), lambda _version: torch.zeros(4))
+    ranks.open(3)
+    yield Target("what a rank keeps: question", partial(ranks.answer, NOW), [question(3, 0)], (ValueError,))
+    sizes = ranks.answer(NOW, question(3, SIZES))
+    yield Target("what a rank keeps: sizes", read_sizes, [sizes], (ValueError,))
+    header = read_sizes(sizes)[0]
+    stream = ranks.answer(NOW, question(3, 0))
+    yield Target(
+        "what a rank keeps: stream", lambda data: read_stream(bytearray(data), header), [stream], (ValueError,)
+    )
 
 
 def _store() -> TorchShardStore:

@@ -80,9 +80,14 @@ def test_every_row_of_every_table_is_walked_by_some_run(monkeypatch: pytest.Monk
         )
         for state, trigger in table
     }
-    second = (HeldBucketTrigger.REHOME, ServedBucketTrigger.HAND_ON, ServedBucketTrigger.HELD)
+    second = (
+        HeldBucketTrigger.REHOME,
+        HeldBucketTrigger.NEXT_LIFE,
+        ServedBucketTrigger.HAND_ON,
+        ServedBucketTrigger.HELD,
+    )
     with_second_homes = {row for row in rows if row[2] in {trigger.value for trigger in second}}
-    assert rows - walked - with_second_homes == TOLD_TWICE  # those: tests/protocol/test_homed.py
+    assert rows - walked - with_second_homes == TOLD_TWICE  # those: tests/protocol/test_homed.py and test_rank_world.py
 
 
 def test_a_violation_tells_the_scenario_the_last_events_and_who_waits() -> None:

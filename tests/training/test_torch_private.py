@@ -22,7 +22,7 @@ SOURCES = Path(__file__).parents[2] / "src" / "lockstep"
 HERE = SOURCES / "training" / "torch_private.py"
 
 OURS_ELSEWHERE = {
-    *("_exit", "_getframe", "_current_frames", "_register_atexit"),  # Python's own
+    *("_exit", "_getframe", "_current_frames", "_register_atexit", "_run_module_as_main", "_Environ"),  # Python's own
     "_replace",  # of a named tuple
     *("_optimizers", "_models"),  # accelerate's
 }
@@ -191,6 +191,7 @@ private.allow_variants(77)
 assert private.compiler_is_loaded() and torch._dynamo.config.recompile_limit >= 77
 private.allow_variants(3)
 assert torch._dynamo.config.recompile_limit >= 77
+private.load_compiler()
 assert not private.has_compiled()
 told = []
 import torch._dynamo.callback

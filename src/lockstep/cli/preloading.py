@@ -32,10 +32,11 @@ def load_for_bench(words: Sequence[str]) -> None:
     from lockstep.benchmark.training.inputs import open_ahead
     from lockstep.cli.flags import parse_bench
     from lockstep.training.server.named_optimizer import warm_up
+    from lockstep.training.torch_private import load_compiler
 
     config = parse_bench(words, os.environ)
     if config.devices.compile:
-        importlib.import_module("torch._dynamo")
+        load_compiler()
     warm_up()
     load_code(config.model, config.data_name)
     open_ahead(config)

@@ -181,8 +181,8 @@ def leads_to(evidence: Evidence, waiting: Waiting) -> list[Waiting]:
             return _why_no_commit(evidence, waiting)
         case WaitKind.CALL:
             return _why_not_come(evidence, view)
-        case WaitKind.ANSWER if _in_a_call(evidence, waiting.waiter):
-            return []  # whatever else that task waits for: the coordinator answers by itself
+        case WaitKind.ANSWER:
+            return []  # whatever else that task waits for: its loop and its store answer by themselves
         case WaitKind.NORM:
             return _why_no_norm(view, waiting)
     others = [other for other in waits_of(view) if other.on != waiting.waiter or other.of_tensor]
@@ -201,11 +201,6 @@ def _why_no_gradient(evidence: Evidence, view: TaskView, waiting: Waiting) -> li
     if view.wants_version > waiting.wait.step:
         return []
     return [other for other in waits_of(view) if other.kind not in OF_HOMES]
-
-
-def _in_a_call(evidence: Evidence, task: str) -> bool:
-    view = evidence.view(task)
-    return view is not None and view.call is not None
 
 
 def _why_not_come(evidence: Evidence, view: TaskView) -> list[Waiting]:

@@ -7,7 +7,6 @@ computed with, then its means, and after ``optimizer.step()`` what another rank 
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from typing import Any, Final
@@ -23,7 +22,16 @@ from lockstep.protocol.core.causes import own_error
 from lockstep.protocol.core.ids import INITIAL_STEP, Step, TaskId
 from lockstep.runtime.task.outcome import JobEndedError
 from lockstep.runtime.task.rank_node import RankNode
-from lockstep.training.ranks.kept_versions import BEFORE, MEANS, NOW, SIZES, KeptVersions, question, read_stream
+from lockstep.training.ranks.kept_versions import (
+    BEFORE,
+    MEANS,
+    NOW,
+    SIZES,
+    KeptVersions,
+    question,
+    read_sizes,
+    read_stream,
+)
 from lockstep.training.tensors import as_tensor
 from lockstep.training.worker.binding import Trained
 
@@ -170,7 +178,7 @@ class RankReturn:
         sizes = self._node.ask_within(peer, what, question(version, SIZES), in_vain)
         if not sizes:
             return None
-        header, total = json.loads(sizes)
+        header, total = read_sizes(sizes)
         data = bytearray()
         while len(data) < total:
             piece = self._node.ask_within(peer, what, question(version, len(data)), in_vain)

@@ -7,6 +7,7 @@ names of torch elsewhere. The format of the flight recorder, which is data, is r
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable
 from datetime import timedelta
@@ -141,6 +142,11 @@ def rewrap_step(optimizer: torch.optim.Optimizer) -> None:
 
 def compiler_is_loaded() -> bool:
     return "torch._dynamo" in sys.modules
+
+
+def load_compiler() -> None:
+    """Now, rather than with the first model that is compiled."""
+    importlib.import_module("torch._dynamo")
 
 
 def keep_from_compiler(method: Any) -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import io
-import json
 import os
 import resource
 import socket
@@ -22,6 +21,7 @@ from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any, Final
 
+from lockstep.foreign import read_json
 from lockstep.runtime import processes
 from lockstep.runtime.monitor.python_command import PythonCommand, python_command
 
@@ -46,7 +46,7 @@ _READ_AT_IMPORT: Final = (
 def main() -> None:
     """``sys.argv``: where this package is (it stands last in ``sys.path``), the socket, what to load, for what."""
     root, descriptor, plan = sys.argv[1:4]
-    asked: dict[str, Any] = json.loads(plan)
+    asked: dict[str, Any] = read_json(plan)
     sys.path[:] = _search_path(_python_program(asked["program"]), sys.path[:-1])
     sys.path.append(root)
     lowered = _lower_priority()
@@ -100,7 +100,7 @@ def _wait(control: socket.socket) -> dict[str, Any] | None:
         os.dup2(taken, number)
         os.close(taken)
     with open(descriptors[2], "rb") as file:
-        told: dict[str, Any] = json.loads(file.read())
+        told: dict[str, Any] = read_json(file.read())
     return told
 
 

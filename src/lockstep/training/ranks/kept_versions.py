@@ -15,6 +15,7 @@ one piece at most.
 from __future__ import annotations
 
 import json
+import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from lockstep.foreign import read_json
 from lockstep.protocol.core.ids import INITIAL_STEP
 from lockstep.training.torch_private import foreach_copy_
 
@@ -32,6 +34,11 @@ MEANS: Final = "means"
 PIECE_BYTES: Final = 4 << 20
 SIZES: Final = -1
 """The offset at which the sizes are asked for."""
+HEADER_BYTES: Final = 64 << 20
+HEADER_VALUES: Final = 1 << 20
+"""Of what is said about the tensors that follow."""
+_MOST_SIZE: Final = 1 << 48
+_MOST_DIMENSIONS: Final = 32
 SAVE_SECONDS: Final = 60.0
 NONE: Final = INITIAL_STEP - 1
 
@@ -68,22 +75,49 @@ def question(version: int, offset: int) -> bytes:
     return json.dumps([version, offset]).encode()
 
 
+def read_question(data: bytes) -> tuple[int, int]:
+    """Version and offset; ValueError for anything else."""
+    match read_json(data):
+        case [int() as version, int() as offset] if offset >= SIZES:
+            return version, offset
+    raise ValueError("no version and offset were asked for")
+
+
+def read_sizes(data: bytes) -> tuple[int, int]:
+    """Of the header and of the whole stream; ValueError for anything else."""
+    match read_json(data):
+        case [int() as header, int() as total] if 0 <= header <= total:
+            return header, total
+    raise ValueError("the answer has no sizes")
+
+
 def read_stream(data: bytearray, header: int) -> tuple[str, dict[str, Tensor]]:
     """The text and the tensors of a stream; ValueError for anything else."""
-    told = json.loads(bytes(data[:header]))
+    match read_json(bytes(data[:header]), HEADER_BYTES, values=HEADER_VALUES):
+        case {"text": str() as text, "tensors": list() as told}:
+            pass
+        case _:
+            raise ValueError("the answer does not say what it has")
     tensors, at = {}, header
-    for name, kind, shape in told["tensors"]:
-        dtype = getattr(torch, kind, None)
-        if not isinstance(dtype, torch.dtype):
-            raise ValueError(f"{kind!r} is no type of numbers")
-        count = 1
-        for size in shape:
-            count *= size
-        nbytes = count * dtype.itemsize
+    for entry in told:
+        name, dtype, shape = _entry(entry)
+        nbytes = math.prod(shape) * dtype.itemsize
+        if at + nbytes > len(data):
+            raise ValueError(f"the answer has too few bytes for {name!r}")
         flat = torch.frombuffer(data, dtype=torch.uint8, count=nbytes, offset=at).clone() if nbytes else None
         tensors[name] = torch.empty(shape, dtype=dtype) if flat is None else flat.view(dtype).reshape(shape)
         at += nbytes
-    return told["text"], tensors
+    return text, tensors
+
+
+def _entry(told: object) -> tuple[str, torch.dtype, list[int]]:
+    match told:
+        case [str() as name, str() as kind, list() as shape]:
+            dtype = getattr(torch, kind, None)
+            sizes = [size for size in shape if isinstance(size, int) and 0 <= size < _MOST_SIZE]
+            if isinstance(dtype, torch.dtype) and len(sizes) == len(shape) <= _MOST_DIMENSIONS:
+                return name, dtype, sizes
+    raise ValueError("the answer describes something that is no tensor")
 
 
 class KeptVersions:
@@ -172,7 +206,7 @@ class KeptVersions:
 
     def answer(self, what: str, data: bytes) -> bytes:
         """A piece of what is asked for; empty: not now. ValueError if it cannot be told at all."""
-        version, offset = json.loads(data)
+        version, offset = read_question(data)
         with self._changed:
             if not self._has(what, version):
                 return b""
