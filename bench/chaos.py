@@ -44,7 +44,7 @@ from pathlib import Path
 from typing import Any
 
 from lockstep.protocol.core.activity import TaskPhase
-from lockstep.protocol.core.ids import CHIEF, ClusterShape, TaskId
+from lockstep.protocol.core.ids import CHIEF, ClusterShape, Role, TaskId
 from lockstep.runtime.monitor.spare import WAITING_NAME
 from lockstep.runtime.processes import descendants
 from lockstep.transports.control.monitor_client import Unreachable, describe, fetch_snapshot
@@ -57,6 +57,7 @@ ASK_SECONDS = 1.0
 POLL_SECONDS = 0.05
 RECOVERY_SECONDS = 120.0
 RUN_SECONDS = 900.0
+LATE_SECONDS = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,8 +180,16 @@ class Cluster:
         return after
 
     def finish(self) -> list[int]:
+        """The exit codes. A server that was killed shortly before the end and came back after it finds nobody: where
+        the job has a train_dir, it waits for the others to start again, and its code does not matter."""
         deadline = time.monotonic() + RUN_SECONDS
-        return [program.wait(max(1.0, deadline - time.monotonic())) for program in self.programs.values()]
+        workers = [program for task, program in self.programs.items() if task.role is Role.WORKER]
+        codes = [program.wait(max(1.0, deadline - time.monotonic())) for program in workers]
+        for program in self.programs.values():
+            if program not in workers:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    codes.append(program.wait(LATE_SECONDS))
+        return codes
 
     def close(self) -> None:
         for program in self.programs.values():
@@ -305,7 +314,10 @@ def kill_and_wait(cluster: Cluster, victim: TaskId) -> Recovery:
     before = cluster.pid(victim)
     found = cluster.lead()
     at_kill = cluster.committed()
-    os.kill(before, signal.SIGKILL)
+    try:
+        os.kill(before, signal.SIGKILL)
+    except ProcessLookupError:
+        raise JobDone from None
     killed_at = time.monotonic()
     wait_until(lambda: cluster.pid(victim) not in (0, before), cluster, RECOVERY_SECONDS, f"restart of {victim}")
     at_kill = max(at_kill, cluster.committed())  # what its former life had delivered may have been committed meanwhile
