@@ -304,7 +304,7 @@ class HomedWorld:
                 case GrantRegion(peer=peer):
                     self._say(name, peer, Grant(TICKET))
                 case SendPull():
-                    self._say(name, effect.peer, Pull(effect.version, effect.have, TICKET))
+                    self._say(name, effect.peer, Pull(effect.version, effect.have, TICKET, view=effect.view))
                 case SendGradient():
                     self._send_gradient(name, effect)
                 case SendVersion():

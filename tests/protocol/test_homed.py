@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
 from lockstep.protocol.coordinator.homed_coordinator import HomedCoordinator
 from lockstep.protocol.core.causes import Cause
-from lockstep.protocol.core.effects import CallAnswered, Send, Serve
+from lockstep.protocol.core.effects import CallAnswered, Effect, Send, SendVersion, Serve
 from lockstep.protocol.core.events import Calling, LinkUp, Received
 from lockstep.protocol.core.ids import Role, TaskId, server, worker
 from lockstep.protocol.core.journal import Journal
-from lockstep.protocol.core.messages import CallComplete, CallMade, CallOpen, CallPlace, Member, Question, View
+from lockstep.protocol.core.messages import CallComplete, CallMade, CallOpen, CallPlace, Member, Pull, Question, View
 from lockstep.protocol.core.placement import Homes
 from lockstep.protocol.server.homed_machine import HomedServerMachine
 from lockstep.protocol.worker.caller_machine import CallerMachine
 
-from .homed_world import HomedWorld
+from .homed_world import TICKET, HomedWorld
 
 
 def _undisturbed(**shape: int) -> HomedWorld:
@@ -155,3 +156,23 @@ def test_what_is_asked_in_a_later_view_waits_for_that_view() -> None:
     early = Question(1, "the state", b"", bucket, view=later.number)
     assert machine.handle(Received(chief, world.tasks[chief].machine.incarnation, early), 1.0) == []
     assert Serve(chief, early) in machine.handle(Received(name, 0, later), 1.1)
+
+
+def test_a_version_goes_only_to_a_worker_that_knows_who_is_its_home_now() -> None:
+    """It would refuse it, and get it again ten seconds later."""
+    world = HomedWorld()
+    world.run()
+    name, chief = server(1), worker(0)
+    machine = world.tasks[name].machine.server
+    assert isinstance(machine, HomedServerMachine)
+    life = world.tasks[chief].machine.incarnation
+    moved = {one.id for one in world.plan.buckets if one.server == 0}
+    pull = Pull(next(iter(machine._ledgers.values())).version, (), TICKET, view=machine.places.view)
+    machine.handle(Received(chief, life, pull), 1.0)
+    later = _view(machine.places.view + 1, 1, (1, world.tasks[name].machine.incarnation))
+
+    def sent(effects: list[Effect]) -> set[int]:
+        return {one.bucket for one in effects if isinstance(one, SendVersion) and one.peer == chief} & moved
+
+    assert sent(machine.handle(Received(name, 0, later), 1.1)) == set()
+    assert sent(machine.handle(Received(chief, life, replace(pull, view=later.number)), 1.2)) == moved

@@ -105,10 +105,10 @@ class SimulatedWorker:
         assert self._plan is not None
         nbytes = self._plan.arena_bytes
         if effect.peer == self.task:
-            self._around.tell_itself(self.task, Pull(effect.version, effect.have, own_ticket(nbytes)))
+            self._around.tell_itself(self.task, Pull(effect.version, effect.have, own_ticket(nbytes), view=effect.view))
             return
         link = self._around.network.link(self.task, effect.peer)
-        link.send(self.task, Pull(effect.version, effect.have, ticket_for(link, nbytes)))
+        link.send(self.task, Pull(effect.version, effect.have, ticket_for(link, nbytes), view=effect.view))
 
     def _lend_to_itself(self, effect: SendGradient) -> None:
         """The share in the same task reads the gradient in place."""

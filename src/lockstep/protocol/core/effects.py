@@ -39,6 +39,7 @@ class SendPull:
     peer: TaskId
     version: int
     have: tuple[BucketId, ...]
+    view: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -214,6 +214,8 @@ class Pull:
     ticket: Ticket
     in_place: bool = False
     """Lend the buckets: this worker computes with them in place, and gives them back once it has the next version."""
+    view: int = 0
+    """With second homes: the view that this worker knows, so which buckets it takes from this server."""
 
 
 @dataclass(frozen=True, slots=True)

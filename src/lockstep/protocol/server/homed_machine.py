@@ -306,6 +306,13 @@ class HomedServerMachine(ServerMachine):
                 effects += self._deliver(side, self._ledgers[bucket], now)
         return effects
 
+    def _deliver(self, side: WorkerSide, ledger: Ledger, now: float) -> list[Effect]:
+        """Only to a worker that knows this view. One that does not refuses what comes from a server that is not the
+        bucket's home as far as it knows, and what has left is sent again much later; it asks again with the view."""
+        if side.pull is not None and side.pull.view < self.places.view:
+            return []
+        return super()._deliver(side, ledger, now)
+
     def _open(self, side: WorkerSide, now: float) -> Send:
         said = super()._open(side, now).message
         assert isinstance(said, Open)

@@ -307,7 +307,7 @@ class WorkerMachine:
         peer.repeat_at = now + REPEAT_SECONDS
         have = tuple(b.id for b in peer.buckets if b.version >= self._target)
         self._journal.record(now, Happening.REQUESTED, self._target, peer=peer.id)
-        return SendPull(peer.id, self._target, have)
+        return SendPull(peer.id, self._target, have, self._view)
 
     def _on_version_arrived(self, event: VersionArrived, now: float) -> list[Effect]:
         refusal = self._why_refused(event)

@@ -394,14 +394,16 @@ class TrainingSide(Side):
 
     def _send_pull(self, effect: SendPull) -> None:
         if effect.peer == self._node.task:
-            self._node.say_to_itself(Pull(effect.version, effect.have, self._node.own_ticket(), in_place=True))
+            self._node.say_to_itself(
+                Pull(effect.version, effect.have, self._node.own_ticket(), in_place=True, view=effect.view)
+            )
             return
         connection = self._node.peers[effect.peer].connection
         if connection is None or connection.address is None or self.parameters is None:
             return
         ticket = self._node.transport.grant(self.landing(effect.version), connection.address)
         in_place = self.reads_in_place and connection.lends_in_place
-        connection.send(Pull(effect.version, effect.have, ticket, in_place))
+        connection.send(Pull(effect.version, effect.have, ticket, in_place, effect.view))
 
     def _version_lent(self, peer: TaskId, _incarnation: Incarnation, note: VersionNote, loan: Loan) -> None:
         self._node.loop.do(lambda: self._take_version(peer, note, loan))
