@@ -3,7 +3,8 @@ Its workers talk before the model is wrapped, in every step and between loops.
 
 ``python lasting_program.py [flags of the cluster] [--steps=N] [--die=WORKER:STEP:WHERE] [--outside] [--two]``: prints
 each step that it makes and, at the end, a digest of its model. ``--die`` kills that worker before (``early``) or after
-(``late``) its optimizer's step, unless the file that ``--once`` names is there. ``--outside`` makes a step of its own
+(``late``) its optimizer's step, or once the coordinator has heard all that it said in it (``called``), unless the file
+that ``--once`` names is there. ``--outside`` makes a step of its own
 before the loop, ``--two`` makes two in each iteration. ``--linger`` names a file that the chief waits for before it
 closes; ``--hold`` one that all wait for in step 10. ``--pace=SECONDS``: how long each iteration takes at least.
 ``--clip`` clips by the norm of the mean, ``--state`` begins with a loaded state of the optimizer, and asks for it in
@@ -112,6 +113,7 @@ def main() -> None:
                 optimizer.step()
             options.die_if_asked(job, step, "late")
             assert job.gather(step) == [step] * job.workers
+            options.die_if_asked(job, step, "called")
             scheduler.step()
             pause.wait(options.pace)
         heard.append(job.gather(len(heard) * 10 + job.worker, name="between loops"))

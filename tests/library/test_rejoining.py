@@ -120,7 +120,7 @@ def test_a_spare_below_lockstep_run_goes_on_for_a_killed_program_with_the_same_b
 
 
 def test_a_program_lost_after_the_second_step_of_an_iteration_ends_the_job_with_a_sentence(tmp_path: Path) -> None:
-    server, chief, other = run("--two", "--die=1:3:late", f"--once={tmp_path / 'once'}")
+    server, chief, other = run("--two", "--die=1:3:called", f"--once={tmp_path / 'once'}")
     assert other.code == -9
     assert (server.code, chief.code) == (1, 1)
     assert "it cannot rejoin: it was in the middle of an iteration of several steps" in chief.stderr

@@ -181,11 +181,6 @@ def takes_over_in_the_middle_of_an_update(self: HomedServerMachine, bucket: int)
 # -- what programs of the library need --
 
 
-def decisions_leave_out_norms(self: HomedCoordinator) -> Resolution | None:
-    made: Resolution | None = _RIGHT["resolution"](self)
-    return None if made is None else replace(made, norms=())
-
-
 def answers_to_calls_are_told_before_they_are_held(self: HomedCoordinator) -> Resolution | None:
     made: Resolution | None = _RIGHT["resolution"](self)
     return None if made is None else replace(made, calls=0)
@@ -247,7 +242,6 @@ MUTANTS = (
     HomedMutant(ServerLosses, "come_back", copies_are_of_no_use),
     HomedMutant(HomedWorld, "_copy", copies_have_no_optimizer_state, Part.AGAIN),
     HomedMutant(HomedServerMachine, "_be_home", takes_over_in_the_middle_of_an_update),
-    HomedMutant(HomedCoordinator, "_resolution", decisions_leave_out_norms, Part.LIBRARY),
     HomedMutant(HomedCoordinator, "_resolution", answers_to_calls_are_told_before_they_are_held, Part.LIBRARY),
     HomedMutant(DeputyMachine, "_on_call", deputy_forgets_calls, Part.LIBRARY),
     HomedMutant(StepNorm, "partial_by_shard", norms_are_added_up_by_server, Part.LIBRARY),
