@@ -15,11 +15,16 @@ said that its replica is whole again. Servers count what they make: no version m
 kills the next task only once a spare waits again. ``python bench/chaos.py --spares 1 --server_replicas 1 --seeds 20``
 is everything together.
 
-``--library --kill=servers --server_replicas=1`` does the same to a program of one's own: servers are ``lockstep ps``,
-workers this file below ``lockstep run``. It clips by norms, makes calls in every step and asks for the optimizer's
-state; the model, the norms and the state must be the same.
+``--library --kill=servers --server_replicas=1`` does the same to a program of one's own (``chaos_program.py``): servers
+are ``lockstep ps``, workers run below ``lockstep run``. It clips by norms, makes calls in every step and asks for the
+optimizer's state; the model, the norms and the state must be the same.
 
-Several of these may run side by side: each has a folder and ports of its own.
+``--also_monitors`` kills a server with its monitor and all that belongs to it, so nobody reports its end.
+``--hosts=namespaces`` gives each task a host of its own (needs root): a server is lost by removing its interface and
+killing what ran there, so its connections stay open. Both need ``--kill=servers --server_replicas=1``. The same
+command is started again after the next commit, as when a host comes back.
+
+Several of these may run side by side: each has a folder, ports and hosts of its own.
 """
 
 from __future__ import annotations
@@ -32,7 +37,6 @@ import os
 import random
 import re
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -43,8 +47,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from chaos_hosts import ChaosHosts, namespace_hosts
 from lockstep.protocol.core.activity import TaskPhase
 from lockstep.protocol.core.ids import CHIEF, ClusterShape, Role, TaskId
+from lockstep.runtime.host_network import why_not
 from lockstep.runtime.monitor.spare import WAITING_NAME
 from lockstep.runtime.processes import descendants
 from lockstep.transports.control.monitor_client import Unreachable, describe, fetch_snapshot
@@ -71,6 +77,8 @@ class Plan:
     replicas: bool
     spares: int = 0
     library: bool = False
+    loses_monitors: bool = False
+    """A server is lost with all its processes, and its command is started again later."""
 
     @property
     def result(self) -> str:
@@ -107,18 +115,46 @@ class Cluster:
     train_dir: Path
     flags: Sequence[str]
     plan: Plan
+    hosts: ChaosHosts = field(default_factory=ChaosHosts)
     addresses: dict[TaskId, str] = field(default_factory=dict)
     programs: dict[TaskId, subprocess.Popen[bytes]] = field(default_factory=dict)
+    lost: set[TaskId] = field(default_factory=set)
+    """Those that nobody has started again."""
 
     def start(self) -> None:
         shape = self.plan.shape
-        self.addresses = dict(zip(shape.tasks(), free_addresses(len(shape.tasks())), strict=True))
-        hosts = [",".join(self.addresses[t] for t in ids) for ids in (shape.server_ids(), shape.worker_ids())]
+        self.addresses = self.hosts.addresses(shape.tasks())
         for task in shape.tasks():
-            lists = [f"--ps_hosts={hosts[0]}", f"--worker_hosts={hosts[1]}", f"--task_index={task.index}"]
-            log = (self.train_dir / f"{task.short.replace(' ', '-')}.log").open("wb")
-            self.programs[task] = subprocess.Popen(self.command(task, lists), stdout=log, stderr=log)
-            log.close()
+            self.start_task(task)
+
+    def start_task(self, task: TaskId) -> None:
+        shape = self.plan.shape
+        hosts = [",".join(self.addresses[t] for t in ids) for ids in (shape.server_ids(), shape.worker_ids())]
+        lists = [f"--ps_hosts={hosts[0]}", f"--worker_hosts={hosts[1]}", f"--task_index={task.index}"]
+        command = [*self.hosts.prefix(task), *self.command(task, lists)]
+        with (self.train_dir / f"{task.short.replace(' ', '-')}.log").open("ab") as log:
+            self.programs[task] = subprocess.Popen(command, stdout=log, stderr=log)
+
+    def lose(self, task: TaskId) -> None:
+        """SIGKILL to the task; or to all that runs on its host, whose network is gone before anybody can say so."""
+        if not self.plan.loses_monitors:
+            os.kill(self.pid(task), signal.SIGKILL)
+            return
+        self.lost.add(task)
+        program = self.programs.pop(task)
+        everything = [program.pid, *(one.pid for one in descendants(program.pid))]
+        self.hosts.unplug(task)
+        for pid in everything:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        program.wait()
+
+    def bring_back(self, task: TaskId) -> None:
+        """What was lost without anybody who would start it again."""
+        if task in self.lost:
+            self.lost.remove(task)
+            self.hosts.plug(task)
+            self.start_task(task)
 
     def command(self, task: TaskId, lists: Sequence[str]) -> list[str]:
         lockstep = [sys.executable, "-m", "lockstep"]
@@ -128,8 +164,9 @@ class Cluster:
         if task.role.value == "ps":
             restarts = [f"--restarts={self.plan.kills}"] if "--server_replicas=1" in self.flags else []
             return [*lockstep, "ps", *lists, *restarts, *self.flags]
-        itself = [sys.executable, __file__, PROGRAM, str(self.plan.steps), str(self.train_dir / self.plan.result)]
-        return [*lockstep, "run", "--", *itself, "--job_name=worker", *lists, *self.flags]
+        program = [sys.executable, str(Path(__file__).with_name("chaos_program.py")), str(self.plan.steps)]
+        result = str(self.train_dir / self.plan.result)
+        return [*lockstep, "run", "--", *program, result, "--job_name=worker", *lists, *self.flags]
 
     def machines(self, task: TaskId) -> dict[str, Any]:
         """What a task says of its machines; empty while it does not answer."""
@@ -145,7 +182,7 @@ class Cluster:
     def lead(self) -> tuple[TaskId, dict[str, Any]] | None:
         """The server that coordinates the running job, and what it says; None while there is none."""
         for task in self.plan.shape.server_ids():
-            said = self.machines(task)
+            said = {} if task in self.lost else self.machines(task)
             if said.get("coordinator", {}).get("phase") == "running":
                 return task, said
         return None
@@ -238,60 +275,6 @@ class OneCommand(Cluster):
         return len(waiting) >= self.plan.spares
 
 
-def free_addresses(count: int) -> list[str]:
-    """At random, below the ports that the kernel gives to connections: others may choose some at the same time."""
-    first_of_kernel = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    free: list[str] = []
-    for port in random.SystemRandom().sample(range(10_000, max(first_of_kernel, 20_000)), 50 * count):
-        with socket.socket() as one, contextlib.suppress(OSError):
-            one.bind(("127.0.0.1", port))
-            free.append(f"127.0.0.1:{port}")
-        if len(free) == count:
-            return free
-    raise RuntimeError("nearly all ports of this machine are taken")
-
-
-# -- a program of one's own --
-
-PROGRAM = "program"
-
-
-def program(steps: int, result: Path, words: list[str]) -> None:
-    """Calls, norms and states in every step; the chief leaves all of it in ``result``."""
-    import hashlib
-
-    import torch
-    from torch import nn
-
-    import lockstep
-
-    ours, _ = lockstep.cluster_flags(words)
-    torch.set_num_threads(1)
-    heard: list[object] = []
-    with lockstep.join(bucket_mb=0.0625, **ours) as job:  # type: ignore[arg-type]  # flags are checked by their table
-        torch.manual_seed(0)
-        layers = [nn.Linear(64, 512), nn.BatchNorm1d(512), nn.Tanh(), nn.Linear(512, 256), nn.Dropout(0.2)]
-        model = nn.Sequential(*layers, nn.Linear(256, 64))
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-        job.wrap(model, optimizer)
-        for step in job.steps(steps, seed=7):
-            optimizer.zero_grad()
-            (model(torch.randn(16, 64)) ** 2).mean().backward()
-            norm = float(job.clip_grad_norm_(0.5))
-            heard.append((step, norm, job.all_reduce(norm + job.worker)))
-            optimizer.step()
-            if step % 20 == 0:
-                state = optimizer.state_dict()["state"]
-                heard += [
-                    (name, float(one.double().sum()))
-                    for all_of in state.values()
-                    for name, one in sorted(all_of.items())
-                ]
-        bits = b"".join(value.detach().numpy().tobytes() for value in model.state_dict().values())
-        if job.is_chief:
-            result.write_text(f"{hashlib.sha256(bits).hexdigest()}\n{heard}\n")
-
-
 class JobDone(Exception):  # noqa: N818 - reads as the fact it states
     """A task has finished its work: the job was further than it had said when it was last asked."""
 
@@ -350,8 +333,8 @@ def kill_and_see_taken_over(cluster: Cluster, victim: TaskId) -> Recovery:
     wait_until(asked, cluster, RECOVERY_SECONDS, "answer of the coordinator")
     (lead, said), before = answers[-1], cluster.pid(victim)
     view, at_kill = int(said["role"]["view"]), int(said["coordinator"]["committed"])
-    os.kill(before, signal.SIGKILL)
     killed_at = time.monotonic()
+    cluster.lose(victim)
 
     def says(what: Callable[[dict[str, Any]], bool]) -> Callable[[], bool]:
         def of_the_next_view() -> bool:
@@ -363,6 +346,7 @@ def kill_and_see_taken_over(cluster: Cluster, victim: TaskId) -> Recovery:
     commits = says(lambda machines: int(machines["coordinator"]["committed"]) > at_kill)
     wait_until(commits, cluster, RECOVERY_SECONDS, f"step after the loss of {victim}")
     seconds = time.monotonic() - killed_at
+    cluster.bring_back(victim)
     wait_until(lambda: cluster.pid(victim) not in (0, before), cluster, RECOVERY_SECONDS, f"restart of {victim}")
     whole = says(lambda machines: bool(machines["role"]["whole"]) and str(victim) in machines["coordinator"]["joined"])
     wait_until(whole, cluster, RECOVERY_SECONDS, "replica that is whole")
@@ -384,10 +368,11 @@ def kill_again_and_again(cluster: Cluster, dice: random.Random, recoveries: list
             raise RuntimeError(f"a version was made twice; see the logs in {cluster.train_dir}")
 
 
-def one_run(folder: Path, flags: Sequence[str], plan: Plan, seed: int | None) -> list[Recovery]:
+def one_run(folder: Path, flags: Sequence[str], plan: Plan, seed: int | None, hosts: ChaosHosts) -> list[Recovery]:
     """Train to the end in ``folder``; with a seed, kill on the way."""
     folder.mkdir(parents=True)
-    cluster = OneCommand(folder, flags, plan) if plan.spares and seed is not None else Cluster(folder, flags, plan)
+    of_one = plan.spares and seed is not None
+    cluster = OneCommand(folder, flags, plan) if of_one else Cluster(folder, flags, plan, hosts)
     recoveries: list[Recovery] = []
     try:
         cluster.start()
@@ -400,6 +385,17 @@ def one_run(folder: Path, flags: Sequence[str], plan: Plan, seed: int | None) ->
     if any(codes):
         raise RuntimeError(f"the run in {folder} ended with exit codes {codes}")
     return recoveries
+
+
+def summary(run: str, recoveries: Sequence[Recovery], *, same: bool) -> str:
+    """One line per run."""
+    bits = "the same bits" if same else "OTHER BITS"
+    if not recoveries:
+        return f"{run}: {bits}, 0 kills"
+    seconds = [one.seconds for one in recoveries]
+    names = ", ".join(f"{one.task.short}{' (led)' if one.led else ''} {one.seconds:.2f}" for one in recoveries)
+    times = f"median {statistics.median(seconds):.2f} s, worst {max(seconds):.2f} s"
+    return f"{run}: {bits}, {len(recoveries)} kills, {times} ({names})"
 
 
 def report(recoveries: Sequence[Recovery]) -> None:
@@ -435,7 +431,14 @@ def main() -> int:
     parser.add_argument("--server_replicas", type=int, choices=(0, 1), default=0)
     parser.add_argument("--spares", type=int, default=0)
     parser.add_argument("--library", action="store_true")
+    parser.add_argument("--also_monitors", action="store_true")
+    parser.add_argument("--hosts", choices=("here", "namespaces"), default="here")
     asked = parser.parse_args()
+    loses_monitors = asked.also_monitors or asked.hosts == "namespaces"
+    if loses_monitors and (asked.kill != "servers" or not asked.server_replicas or asked.spares):
+        parser.error("--also_monitors and --hosts=namespaces need --kill=servers --server_replicas=1, without --spares")
+    if asked.hosts == "namespaces" and (why := why_not()):
+        parser.error(f"--hosts=namespaces: {why}")
     if asked.library and (asked.kill != "servers" or not asked.server_replicas):
         parser.error("--library needs --kill=servers --server_replicas=1")
     if asked.library and asked.spares:
@@ -443,7 +446,8 @@ def main() -> int:
     shape = ClusterShape(2, asked.workers)
     steps = asked.steps or (1200 if asked.spares else 400)
     only_servers = asked.kill == "servers"
-    plan = Plan(shape, steps, asked.kills, only_servers, bool(asked.server_replicas), asked.spares, asked.library)
+    replicated = bool(asked.server_replicas)
+    plan = Plan(shape, steps, asked.kills, only_servers, replicated, asked.spares, asked.library, loses_monitors)
     flags = [
         f"--model={asked.model}",
         "--data_name=cifar10",
@@ -462,29 +466,26 @@ def main() -> int:
     if plan.library:
         flags, replicas = [f"--server_protocol={asked.protocol}"], ["--server_replicas=1"]
     everything: list[Recovery] = []
-    with tempfile.TemporaryDirectory(prefix="chaos-") as made:
-        folder = Path(asked.folder or made)
-        one_run(folder / "undisturbed", flags, plan, None)
+    too_few = 0
+    with contextlib.ExitStack() as stack:
+        folder = Path(asked.folder or stack.enter_context(tempfile.TemporaryDirectory(prefix="chaos-")))
+        hosts = stack.enter_context(namespace_hosts(shape.tasks())) if asked.hosts == "namespaces" else ChaosHosts()
+        one_run(folder / "undisturbed", flags, plan, None, hosts)
         wanted = (folder / "undisturbed" / plan.result).read_bytes()
         for seed in range(asked.first_seed, asked.first_seed + asked.seeds):
-            recoveries = one_run(folder / f"seed-{seed}", [*flags, *replicas], plan, seed)
+            recoveries = one_run(folder / f"seed-{seed}", [*flags, *replicas], plan, seed, hosts)
             same = (folder / f"seed-{seed}" / plan.result).read_bytes() == wanted
-            names = ", ".join(f"{one.task.short} ({one.seconds:.2f} s)" for one in recoveries)
-            print(f"seed {seed} over {asked.protocol}: {'the same bits' if same else 'OTHER BITS'} after {names}")
+            print(summary(f"seed {seed} over {asked.protocol}", recoveries, same=same))
             sys.stdout.flush()
             everything += recoveries
             if not same:
                 return 1
             if len(recoveries) < plan.kills:
                 print(f"the job was too fast for the last {plan.kills - len(recoveries)} kills")
-            if 2 * len(recoveries) < plan.kills:
-                return 1
+            too_few += 2 * len(recoveries) < plan.kills
     report(everything)
-    return 0
+    return 1 if too_few else 0
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == [PROGRAM]:
-        program(int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4:])
-        sys.exit(0)
     sys.exit(main())

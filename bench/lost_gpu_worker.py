@@ -20,6 +20,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from lockstep.transports.control.ports import ReservedPort
+
 STEPS_BEFORE = 15
 SECONDS = 150.0
 PART = re.compile(r"^part (\w+) (\S+)$", re.MULTILINE)
@@ -77,11 +79,10 @@ class GpuJob:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.started: list[subprocess.Popen[bytes]] = []
+        self.ports = contextlib.ExitStack()
 
     def start(self) -> None:
-        from lost_ranks import free_addresses
-
-        first, *others = free_addresses(3)
+        first, *others = (self.ports.enter_context(ReservedPort()).address for _ in range(3))
         lists = (f"--ps_hosts={first}", f"--worker_hosts={','.join(others)}")
         ours = [sys.executable, "-m", "lockstep"]
         self._start("server", [*ours, "ps", *lists, "--task_index=0"])
@@ -120,6 +121,7 @@ class GpuJob:
             if one.poll() is None:
                 one.kill()
                 one.wait()
+        self.ports.close()
 
 
 def main() -> None:

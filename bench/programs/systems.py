@@ -42,6 +42,9 @@ class Alone:
     def steps(self, count: int) -> Iterable[int]:
         return range(count)
 
+    def clip(self, parameters: list[nn.Parameter], most: float) -> None:
+        nn.utils.clip_grad_norm_(parameters, most)
+
     def close(self) -> None:
         pass
 
@@ -82,6 +85,13 @@ class UnderLockstep(Alone):
 
     def steps(self, count: int) -> Iterable[int]:
         return range(count) if self._asked.range else self._job.steps(count)
+
+    def clip(self, parameters: list[nn.Parameter], most: float) -> None:
+        """With several workers and servers, torch's own function would clip each worker's share, not the mean."""
+        if self._asked.job_clips:
+            self._job.clip_grad_norm_(most)
+        else:
+            super().clip(parameters, most)
 
     def close(self) -> None:
         self._job.close()

@@ -49,6 +49,7 @@ def options(about: str | None, **sizes: int) -> argparse.ArgumentParser:
     parser.add_argument("--ddp_backend", choices=("", "nccl", "gloo"), default="")
     parser.add_argument("--ddp_views", action="store_true", help="DDP's gradient_as_bucket_view")
     parser.add_argument("--range", action="store_true", help="count steps with range(), not with job.steps()")
+    parser.add_argument("--job_clips", action="store_true", help="under Lockstep: job.clip_grad_norm_(), not torch's")
     parser.add_argument("--join", action="append", default=[], metavar="NAME=VALUE", help="for lockstep.join()")
     for name, default in sizes.items():
         parser.add_argument(f"--{name}", type=int, default=default)
@@ -91,7 +92,7 @@ def _train(asked: argparse.Namespace, recipe: Recipe, system: Alone) -> dict[str
         with autocast:
             loss = recipe.loss(model, batch)
         loss.backward()
-        nn.utils.clip_grad_norm_(parameters, CLIP)
+        system.clip(parameters, CLIP)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
     _finish(device)

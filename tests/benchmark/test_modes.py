@@ -64,20 +64,14 @@ CLUSTERS = {
 }
 
 
-QUICK = ("collective_all_reduce, 2 workers",)
-SLOW = ("distributed_all_reduce, 3 workers", "parameter_server, 2x2", "distributed_replicated, 3x1")
-
-
-def _marks(name: str) -> list[pytest.MarkDecorator]:
-    if name in QUICK:
-        return []
-    return [pytest.mark.slow] if name in SLOW else [pytest.mark.slow, pytest.mark.long]
+FIRST = ("distributed_all_reduce, 3 workers", "parameter_server, 2x2", "distributed_replicated, 3x1")
+"""``collective_all_reduce`` is in ``test_a_collective_travels_in_as_many_pieces_as_asked``."""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "flags",
-    [pytest.param(CLUSTERS[name], marks=_marks(name), id=name) for name in CLUSTERS],
+    [pytest.param(CLUSTERS[name], marks=[] if name in FIRST else [pytest.mark.long], id=name) for name in CLUSTERS],
 )
 def test_a_cluster_has_the_values_of_the_formula(flags: tuple[str, ...], tmp_path: Path) -> None:
     done = run_lockstep(

@@ -158,6 +158,7 @@ make.input_channels = 3
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_worker_that_sticks_in_its_own_code_is_named_with_its_stack(tmp_path: Path) -> None:
     (tmp_path / "sticking.py").write_text(STUCK)
     become_subreaper()

@@ -75,6 +75,7 @@ def _hit(tmp_path: Path, signum: int) -> Iterator[Tasks]:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(180)
 def test_a_stopped_decoder_is_named_and_the_job_goes_on_once_it_is_resumed(tmp_path: Path) -> None:
     with _hit(tmp_path, signal.SIGSTOP) as tasks:

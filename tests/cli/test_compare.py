@@ -100,6 +100,7 @@ def test_hosts_need_root() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(240)
 @pytest.mark.skipif(bool(why_not()), reason=why_not())
 def test_every_task_has_a_host_of_its_own(tmp_path: Path) -> None:

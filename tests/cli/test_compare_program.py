@@ -68,6 +68,7 @@ def test_one_process_is_measured_and_ended(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(220)
 def test_ddp_averages_in_the_same_program(tmp_path: Path) -> None:
     done = compare(tmp_path, "--only=ddp")

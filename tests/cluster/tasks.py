@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from helpers.ports import free_ports
 from helpers.programs import Finished, Program, start_lockstep
@@ -13,6 +14,10 @@ from lockstep.protocol.phrases import named
 from lockstep.transports.control.monitor_client import Unreachable, describe
 
 SMALL_RUN = ("--device=cpu", "--model=lenet", "--batch_size=4", "--num_threads=1")
+TWO_AND_TWO = ClusterShape(2, 2)
+STEPS = 150
+THE_RUN = (f"--num_batches={STEPS}", "--num_warmup_batches=0", "--optimizer=momentum", "--display_every=1")
+"""Long enough to lose a task in it."""
 
 
 def any_case(task: TaskId) -> str:
@@ -65,6 +70,15 @@ class Tasks:
     def finish(self, seconds: float) -> dict[TaskId, Finished]:
         """Wait until all tasks have ended."""
         return {task: program.wait(seconds) for task, program in self.programs.items()}
+
+
+def final_of(folder: Path, *flags: str) -> bytes:
+    """The file with the parameters that such a run ends with, on two servers and two workers."""
+    with tasks_of(TWO_AND_TWO, *flags, f"--train_dir={folder}") as tasks:
+        for task in TWO_AND_TWO.tasks():
+            tasks.start(task)
+        assert {done.code for done in tasks.finish(100).values()} == {0}
+    return (folder / "final.safetensors").read_bytes()
 
 
 @contextlib.contextmanager

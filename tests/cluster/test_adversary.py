@@ -33,7 +33,6 @@ from helpers.adversary import (
 )
 from helpers.keys import another_key, no_key
 from helpers.listeners import listeners_of
-from helpers.marks import others_long
 from helpers.other_user import needs_root
 from helpers.ports import free_port, free_range
 from helpers.programs import Program, run_lockstep, start_lockstep
@@ -132,7 +131,8 @@ def losses(chief: Program) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", others_long(MODES, ["auto"]))
+@pytest.mark.long
+@pytest.mark.parametrize("mode", MODES)
 def test_in_every_mode_the_losses_are_those_of_a_run_without_adversaries(
     mode: str, undisturbed: dict[str, list[str]], tmp_path: Path
 ) -> None:

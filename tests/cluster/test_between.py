@@ -102,7 +102,7 @@ def test_whoever_is_between_all_tasks_changes_nothing(protocol: str, undisturbed
         training(lists, tmp_path) as trained,
     ):
         trained.programs[1].wait_for("step 20\n", SECONDS)
-        victim = Victim.at({task: f"{SHOWN}:{port}" for task, port in zip(SHAPE.tasks(), ports, strict=True)})
+        victim = Victim.at({task: f"{HIDDEN}:{port}" for task, port in zip(SHAPE.tasks(), ports, strict=True)})
         altered = [one for one in between.passages if one.treatment is not Treatment.RELAY]
         relayed = [one for one in between.passages if one.treatment is Treatment.RELAY and one.said]
         assert {one.treatment for one in altered} == set(FIRST)

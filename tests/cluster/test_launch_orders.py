@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from cluster.tasks import tasks_of
+from helpers.marks import others_long
 from helpers.waiting import wait_until
 from lockstep.drill.cluster import DrillCluster
 from lockstep.protocol.core.ids import ClusterShape, TaskId, server, worker
@@ -24,7 +25,15 @@ def named(order: tuple[TaskId, ...]) -> str:
     return "-".join(task.short for task in order)
 
 
-@pytest.mark.parametrize("order", [*itertools.permutations(SHAPE.tasks())], ids=named)
+def turned(order: tuple[TaskId, ...]) -> list[tuple[TaskId, ...]]:
+    return [order[first:] + order[:first] for first in range(len(order))]
+
+
+SOME = [*turned((PS0, PS1, CHIEF, W1)), *turned((W1, CHIEF, PS1, PS0))]
+"""Each task is twice the first and twice the last, and of any two each comes before the other."""
+
+
+@pytest.mark.parametrize("order", others_long(itertools.permutations(SHAPE.tasks()), SOME), ids=named)
 def test_every_launch_order_trains(order: tuple[TaskId, ...], tmp_path: Path) -> None:
     """With the tasks of a drill: real monitors, nodes and steps, but no torch, which tasks import beside all this."""
     with DrillCluster(SHAPE, tmp_path) as cluster:
@@ -37,7 +46,12 @@ def test_every_launch_order_trains(order: tuple[TaskId, ...], tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    "order", [(PS0, CHIEF, PS1, W1), (PS1, PS0, W1, CHIEF), (CHIEF, W1, PS0, PS1), (W1, CHIEF, PS1, PS0)], ids=named
+    "order",
+    others_long(
+        [(PS0, CHIEF, PS1, W1), (PS1, PS0, W1, CHIEF), (CHIEF, W1, PS0, PS1), (W1, CHIEF, PS1, PS0)],
+        [(PS0, CHIEF, PS1, W1), (W1, CHIEF, PS1, PS0)],
+    ),
+    ids=named,
 )
 def test_a_benchmark_trains_whichever_task_is_the_first_and_whichever_the_last(order: tuple[TaskId, ...]) -> None:
     with tasks_of(SHAPE, "--num_batches=3", "--num_warmup_batches=1") as tasks:

@@ -76,7 +76,12 @@ def test_ctrl_c_ends_a_local_cluster_with_no_orphan(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "victim",
-    [pytest.param(task, marks=pytest.mark.slow) if task != server(0) else task for task in TWO_AND_TWO.tasks()],
+    [
+        server(0),
+        pytest.param(server(1), marks=[pytest.mark.slow, pytest.mark.long]),
+        pytest.param(worker(0), marks=[pytest.mark.slow, pytest.mark.long]),
+        pytest.param(worker(1), marks=pytest.mark.slow),
+    ],
     ids=lambda t: t.short.replace(" ", ""),
 )
 def test_every_other_task_names_a_killed_one_within_5_seconds(victim: TaskId) -> None:

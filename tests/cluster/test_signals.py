@@ -85,7 +85,7 @@ def all_end_with(tasks: Tasks, code: int, seconds: float = END_SECONDS) -> dict[
     ("signum", "victim", "words"),
     [
         (signal.SIGINT, W1, "received SIGINT (Ctrl-C)"),
-        pytest.param(signal.SIGHUP, CHIEF, "received SIGHUP", marks=pytest.mark.slow),
+        pytest.param(signal.SIGHUP, CHIEF, "received SIGHUP", marks=[pytest.mark.slow, pytest.mark.long]),
         pytest.param(signal.SIGINT, PS, "received SIGINT (Ctrl-C)", marks=pytest.mark.slow),
     ],
     ids=["ctrl-c", "hang-up", "ctrl-c of the server"],
@@ -187,7 +187,7 @@ def collective() -> Iterator[Tasks]:
     ("signum", "victim"),
     [
         (signal.SIGINT, W1),
-        pytest.param(signal.SIGHUP, CHIEF, marks=pytest.mark.slow),
+        pytest.param(signal.SIGHUP, CHIEF, marks=[pytest.mark.slow, pytest.mark.long]),
         pytest.param(signal.SIGTERM, CHIEF, marks=pytest.mark.slow),
     ],
     ids=["ctrl-c", "hang-up of the chief", "sigterm of the chief"],
@@ -216,7 +216,9 @@ def test_workers_without_servers_are_told_while_they_train(
 # -- a whole cluster on this machine --
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "signum", [signal.SIGINT, pytest.param(signal.SIGHUP, marks=[pytest.mark.slow, pytest.mark.long])]
+)
 def test_a_local_cluster_ends_with_one_sentence(signum: signal.Signals, slow_torch: dict[str, str]) -> None:
     with start_lockstep(
         "bench", "--ps=1", "--workers=2", "--device=cpu", "--model=lenet", FOREVER, environment=slow_torch

@@ -71,7 +71,7 @@ def test_the_key_is_in_no_command_line_environment_stack_or_snapshot(tmp_path: P
         assert file.is_dir() or secret not in file.read_bytes()
 
 
-@pytest.mark.parametrize("odd", [server(0), pytest.param(worker(1), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("odd", [server(0), pytest.param(worker(1), marks=[pytest.mark.slow, pytest.mark.long])])
 def test_a_task_with_another_key_is_named_with_the_file_to_copy(odd: TaskId, tmp_path: Path) -> None:
     other = make_key(tmp_path / "another-key")
     with DrillCluster(SHAPE, tmp_path / "run") as cluster:

@@ -21,6 +21,7 @@ from diagnose.faulty import (
     keys,
     large_packets_lost,
     never_started,
+    request_lost,
     store_stuck,
     user_code,
 )
@@ -101,6 +102,24 @@ def test_a_server_that_still_imports_torch_is_not_called_stuck() -> None:
     verdict = verdict_of(analyse(cluster.evidence()))
     assert verdict.cause is not Cause.COMMUNICATION
     assert not verdict.proven
+
+
+@pytest.mark.parametrize("phase", ["starting", "importing torch", "connecting", "comparing settings"])
+@pytest.mark.parametrize("who_knows", ["task", "monitor"])
+def test_a_task_that_comes_back_and_has_no_model_yet_has_lost_no_request(phase: str, who_knows: str) -> None:
+    cluster = request_lost()
+    if who_knows == "task":
+        cluster.task(W1)["phase"] = phase
+    else:
+        cluster.monitor(W1)["description"]["phase"] = phase
+    cluster.task(W1)["machines"]["role"]["buckets"] = []
+    assert verdict_of(analyse(cluster.evidence())).cause is not Cause.REQUEST_LOST
+
+
+def test_a_request_that_is_lost_in_the_first_step_is_named_although_settings_are_still_compared() -> None:
+    cluster = request_lost()
+    cluster.task(W1)["phase"] = "comparing settings"
+    assert verdict_of(analyse(cluster.evidence())).cause is Cause.REQUEST_LOST
 
 
 def test_every_cause_of_the_rules_is_struck_by_one_of_the_faults() -> None:

@@ -76,6 +76,7 @@ def test_the_distributed_version_is_a_diff_of_a_few_lines() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_digits_at_full_size_reaches_97_percent() -> None:
     right = re.search(r"([\d.]+)% of 359 held-out digits are correct", torchrun("digits.py").stdout)
     assert right is not None

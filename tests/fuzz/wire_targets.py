@@ -41,7 +41,7 @@ from lockstep.transports.frame_error import FrameError
 from lockstep.transports.grants import Grants
 from lockstep.transports.grpc.chunks import CHUNK
 from lockstep.transports.grpc.receiving import ChunkLanding
-from lockstep.transports.landing import FIRST, LAST
+from lockstep.transports.landing import FIRST, LAST, WHOLE
 from lockstep.transports.memory import HostRegion
 from lockstep.transports.net import control as net
 from lockstep.transports.net.links import pack_ticket, unpack_ticket
@@ -167,15 +167,17 @@ def _connections() -> Iterator[Target]:
         landing = LineLanding(grants, peer)
         for one in (heads[0], data):
             head = tcp_frames.unpack_head(one)
-            grant = landing.begin(head, head.nbytes)
+            whole = head.flags & WHOLE == WHOLE
+            grant = landing.whole(head, head.nbytes) if whole else landing.begin(head, head.nbytes)
             ours, theirs = socket.socketpair(socket.AF_UNIX)
             with ours, theirs:
                 theirs.sendall(bytes(min(head.nbytes, 4096)))
                 line = object.__new__(Line)
-                line.descriptor, line._in = ours.fileno(), _Pieces(3)
+                line.descriptor, line._in, line._sends = ours.fileno(), _Pieces(3), False
                 if head.nbytes:
                     landing.receive(grant, line, NOWHERE, head.offset, head.nbytes)
-            landing.end(head, head.nbytes)
+            if not whole:
+                landing.end(head, head.nbytes)
 
     yield Target("tcp: chunk", land, heads, (FrameError,))
 

@@ -33,20 +33,22 @@ _SECONDS = 60.0
 class OneBucket:
     """The workers' gradients are given by hand."""
 
-    def __init__(self, kind: str, helpers: int = 0, device: str = "cpu", wire: str = "float32") -> None:
+    def __init__(
+        self, kind: str, helpers: int = 0, device: str = "cpu", wire: str = "float32", *, slots: int = 2
+    ) -> None:
         assert len(PLAN.buckets) == 1
         self.wire = WireFormat(wire)
         self.store = TorchShardStore(torch.device(device), self.wire, helpers)
         layout = Layout(PLAN.hash, PLAN.bucket_bytes, ENTRIES, (OptimizerEntry(kind, KINDS[kind]),))
         room = PLAN.shard_room(0) + self.store.spare_bytes(PLAN)
-        self.slots = [memoryview(bytearray(room)) for _ in range(2)]
+        self.slots = [memoryview(bytearray(room)) for _ in range(slots)]
         self.store.prepare(layout, PLAN, 0, self.slots)
         self.version = INITIAL_STEP
 
     def apply(self, flats: list[torch.Tensor], without: tuple[int, ...] = ()) -> None:
         """One step; returns when it is done."""
         tasks = (CHIEF, worker(1))[: len(flats)]
-        slots = (self.version % 2, (self.version + 1) % 2)
+        slots = (self.version % len(self.slots), (self.version + 1) % len(self.slots))
         rates = (GroupRates(("lr",), (LR,)),)
         effect = Apply(self.version, 0, tasks, (1,) * len(tasks), len(tasks), rates, *slots, without=without)
         failed: list[Exception | None] = []
@@ -69,7 +71,7 @@ class OneBucket:
 
     def values(self) -> list[torch.Tensor]:
         """The newest version of each parameter."""
-        flat = torch.frombuffer(self.slots[self.version % 2], dtype=torch.uint8)[: PLAN.buckets[0].nbytes]
+        flat = torch.frombuffer(self.slots[self.version % len(self.slots)], dtype=torch.uint8)[: PLAN.buckets[0].nbytes]
         return [flat.view(torch.float32)[where].clone() for where in places()]
 
 

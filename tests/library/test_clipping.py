@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from helpers.cluster import in_process_cluster
+from helpers.marks import others_long
 from library.same_loop import BUCKET_BYTES, STEPS, average, loss_of, plain, run_jobs, small_model
 from library.test_ranks import torchrun
 from lockstep.library.awaited_norm import AwaitedNorm
@@ -465,7 +466,7 @@ def test_the_norm_is_awaited_where_it_is_used_and_then_a_tensor_like_any_other()
 
 @pytest.mark.slow
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("servers", [1, 2])
+@pytest.mark.parametrize("servers", others_long([1, 2], [2]))
 def test_a_small_gpt_stays_on_the_curve_of_ddp(servers: int) -> None:
     printed = torchrun(2 + servers, Path(__file__).with_name("clip_beside.py"), f"--servers={servers}")
     for number in range(2):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers.marks import others_long
 from helpers.ports import free_port, free_ports, free_range
 from helpers.programs import LOCKSTEP, Finished, Program, run_lockstep
 from lockstep.cli.library_flags import cluster_flags
@@ -77,7 +78,7 @@ def mpirun(rank: int, world: int, job: int) -> dict[str, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", [srun, mpirun])
+@pytest.mark.parametrize("launcher", others_long([srun, mpirun], [mpirun]))
 def test_three_processes_of_a_launcher_form_one_server_and_two_workers(launcher: object) -> None:
     job = free_port()
     environments = [launcher(rank, 3, job) for rank in range(3)]  # type: ignore[operator]
@@ -113,7 +114,7 @@ def test_beside_a_server_torch_distributed_has_the_workers_as_its_ranks(tmp_path
 
 
 @pytest.mark.timed
-@pytest.mark.parametrize("launched", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("launched", [True, pytest.param(False, marks=[pytest.mark.slow, pytest.mark.long])])
 def test_a_job_says_at_its_start_how_to_ask_it_and_why_asks_all_its_tasks(launched: bool) -> None:
     endless = (sys.executable, str(Path(__file__).with_name("endless_program.py")))
     commands: list[Command] = [
@@ -174,7 +175,7 @@ def test_an_exception_in_one_program_is_told_to_all() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("inside", [(), ("--with",)], ids=["outside of a with block", "inside"])
+@pytest.mark.parametrize("inside", others_long([(), ("--with",)], [()]), ids=["outside of a with block", "inside"])
 def test_the_exit_code_of_a_program_that_gives_up_reaches_all(inside: tuple[str, ...]) -> None:
     server, chief, other = run_all(cluster_of("--exit", *inside))
     assert (server.code, chief.code, other.code) == (1, 1, 5)
@@ -264,7 +265,7 @@ def test_ranks_given_by_hand_need_no_list_of_servers() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["own", "gloo"])
+@pytest.mark.parametrize("backend", others_long(["own", "gloo"], ["own"]))
 def test_a_killed_rank_is_named_by_the_others(backend: str) -> None:
     job = free_port()
     finished = run_all([((*PROGRAM, "--die", f"--backend={backend}"), srun(rank, 3, job)) for rank in range(3)])

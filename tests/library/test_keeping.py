@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from lockstep.library.errors import UsageError
-from lockstep.library.settings import Exchange, Keeping, keeping_problems, loss_notice, recovery_rules
+from lockstep.library.settings import OWN, TORCH, Exchange, Keeping, keeping_problems, loss_notice, recovery_rules
 from lockstep.library.state_codec import from_text, to_text
 from lockstep.protocol.coordinator.recovery import LossPolicy
 
@@ -55,6 +56,28 @@ def test_a_job_goes_back_to_its_checkpoint_where_all_are_started_again(
     rules = recovery_rules(keeping, PLAIN, 2, 30.0, launched=False, servers=0, goes_back=goes_back)
     assert (rules.returns, rules.on_worker_loss) == (returns, LossPolicy.ABORT)
     assert bool(loss_notice(rules, PLAIN, 2, launched=False, servers=0)) is not returns
+
+
+@pytest.mark.parametrize(
+    ("keeping", "launched", "carrier", "said"),
+    [
+        (
+            Keeping(train_dir="/tmp/x"),
+            True,
+            OWN,
+            "a launcher ends every rank.*lockstep run.*--max-restarts.*it resumes",
+        ),
+        (Keeping(), True, OWN, "a launcher ends every rank when one dies.*begins at step 0: there is no train_dir"),
+        (Keeping(), True, TORCH, "a launcher ends every rank when one dies"),
+        (Keeping(), False, OWN, r"comes back only below 'lockstep run', which starts it again \("),
+        (Keeping(), False, TORCH, r"neither takes a lost rank back into its group \("),
+    ],
+)
+def test_without_servers_the_start_says_what_a_loss_does(
+    keeping: Keeping, launched: bool, carrier: str, said: str
+) -> None:
+    rules = recovery_rules(keeping, PLAIN, 2, 30.0, launched=launched, servers=0)
+    assert re.search(said, loss_notice(rules, PLAIN, 2, launched=launched, servers=0, carrier=carrier))
 
 
 def test_who_asks_for_an_end_gets_it_and_is_told() -> None:

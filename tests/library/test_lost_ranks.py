@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
-from functools import cache
 from pathlib import Path
 
 import pytest
 
 from helpers.marks import others_long
+from helpers.once import lines_once
 from helpers.ports import free_port
 from helpers.programs import LOCKSTEP, Finished, Program
 
@@ -31,11 +32,16 @@ def results(text: str) -> list[str]:
     return sorted(re.findall(r"^rank \d: .*$", text, re.MULTILINE))
 
 
-@cache
-def undisturbed(ranks: int) -> list[str]:
-    done = torchrun(ranks, "--once=/nonexistent")
-    assert done.code == 0, done
-    return results(done.stdout)
+@pytest.fixture
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], list[str]]:
+    """What so many ranks end with to which nothing happens."""
+
+    def run(ranks: int) -> list[str]:
+        done = torchrun(ranks, "--once=/nonexistent")
+        assert done.code == 0, done
+        return results(done.stdout)
+
+    return lambda ranks: lines_once(tmp_path_factory, f"ranks-{ranks}", lambda: run(ranks))
 
 
 @pytest.mark.parametrize(
@@ -52,7 +58,9 @@ def undisturbed(ranks: int) -> list[str]:
         [(2, "0:3:forward,0:6:backward")],
     ),
 )
-def test_a_lost_rank_comes_back_with_the_same_bits_and_the_others_stay(case: tuple[int, str], tmp_path: Path) -> None:
+def test_a_lost_rank_comes_back_with_the_same_bits_and_the_others_stay(
+    case: tuple[int, str], undisturbed: Callable[[int], list[str]], tmp_path: Path
+) -> None:
     ranks, deaths = case
     done = torchrun(ranks, f"--die={deaths}", f"--once={tmp_path}")
     assert done.code == 0, done
@@ -64,7 +72,7 @@ def test_a_lost_rank_comes_back_with_the_same_bits_and_the_others_stay(case: tup
     assert "verdict" not in done.stderr
 
 
-def test_a_lost_rank_of_a_list_comes_back(tmp_path: Path) -> None:
+def test_a_lost_rank_of_a_list_comes_back(undisturbed: Callable[[int], list[str]], tmp_path: Path) -> None:
     hosts = f"--worker_hosts=127.0.0.1:{free_port()},127.0.0.1:{free_port()}"
     with ExitStack() as started:
         given = (hosts, "--job_name=worker", "--die=1:5:stepped", f"--once={tmp_path}")
@@ -73,3 +81,15 @@ def test_a_lost_rank_of_a_list_comes_back(tmp_path: Path) -> None:
         done = [rank.wait(SECONDS) for rank in ranks]
     assert [one.code for one in done] == [0, 0], done
     assert results("".join(one.stdout for one in done)) == undisturbed(2)
+
+
+def test_over_gloo_all_go_back_to_the_checkpoint_and_the_bits_stay(
+    undisturbed: Callable[[int], list[str]], tmp_path: Path
+) -> None:
+    """Rank 0 keeps the group's store; the next job meets in another one. Two summands have one sum in any order."""
+    kept = ("--backend=gloo", f"--train_dir={tmp_path / 'run'}", "--save_model_steps=2")
+    (tmp_path / "once").mkdir()
+    done = torchrun(2, "--die=0:5:forward", f"--once={tmp_path / 'once'}", *kept)
+    assert done.code == 0, done
+    assert results(done.stdout) == undisturbed(2)
+    assert done.stderr.count("the job goes back to its newest checkpoint") == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import threading
 from typing import Any
 
 import pytest
@@ -23,6 +24,8 @@ from library.same_loop import (
 )
 from lockstep.library.errors import UsageError
 from lockstep.library.job import Job
+from lockstep.library.optimizer_state import RemoteState
+from lockstep.protocol.core.plan import Bucket
 from lockstep.runtime.task.outcome import JobEndedError
 from lockstep.training.server.shard_store import TorchShardStore
 
@@ -137,6 +140,48 @@ def test_state_survives_parameters_that_moved_apart() -> None:
         run_jobs(cluster, body)
     assert {float(state["step"]) for state in saves[0].values()} == {2.0, 4.0}
     assert_same_bits(list(results.values()), in_one_process(Loop(make_optimizer=adam, compute=compute)))
+
+
+@pytest.mark.parametrize("loaded", ["before wrap", "in training"])
+def test_nobody_sees_half_of_a_state_that_the_chief_is_sending(loaded: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The chief is slow between two buckets, over which parameters extend; another worker asks meanwhile."""
+    began, asked = threading.Event(), threading.Event()
+    put = RemoteState._put
+
+    def slow_put(self: RemoteState, bucket: Bucket, packed: bytes) -> None:
+        put(self, bucket, packed)
+        if not began.is_set():
+            began.set()
+            asked.wait(0.5)  # unless it has to wait for this one, as it should
+
+    monkeypatch.setattr(RemoteState, "_put", slow_put)
+    source = small_model()
+    before = adam(source)
+    plain(source, 0, 0)
+    before.step()
+    state = copy.deepcopy(before.state_dict())
+    found: list[Any] = []
+
+    def body(job: Job) -> None:
+        model = small_model()
+        optimizer = adam(model)
+        if loaded == "before wrap" and job.is_chief:  # on the chief only: it sends it for all
+            optimizer.load_state_dict(copy.deepcopy(state))
+        _, optimizer = job.wrap(model, optimizer)
+        if loaded == "in training":
+            optimizer.load_state_dict(copy.deepcopy(state))
+        if not job.is_chief:
+            assert began.wait(20)
+            found.append(copy.deepcopy(optimizer.state_dict()["state"]))
+            asked.set()
+        job.barrier()
+
+    with in_process_cluster(TWO_SERVERS, TorchShardStore, eager=False) as cluster:
+        run_jobs(cluster, body)
+    (found_state,) = found
+    assert found_state.keys() == state["state"].keys()
+    for number, values in state["state"].items():
+        assert all(torch.equal(found_state[number][name], value) for name, value in values.items()), number
 
 
 def test_loading_on_one_worker_only_is_refused_by_name() -> None:

@@ -11,15 +11,15 @@ from lockstep.protocol.core.ids import CHIEF
 from lockstep.runtime.startup.cluster import ClusterSpec
 
 CPU = torch.device("cpu")
-LAUNCHED = JobOptions(find_store=lambda port: ("127.0.0.1", port))
+LAUNCHED = JobOptions(find_store=lambda _job, port: ("127.0.0.1", port))
 
 
 def test_a_launched_job_keeps_its_store_at_one_of_the_ports_that_tasks_may_use() -> None:
     first, last = free_range(4)
     spec = ClusterSpec(worker_hosts=(f"127.0.0.1:{first}",), ports=f"{first}-{last}").for_task(CHIEF)
-    assert first < meeting_point(spec, CPU, LAUNCHED).port <= last
+    assert first < meeting_point(spec, 1, CPU, LAUNCHED).port <= last
 
 
 def test_without_a_range_the_kernel_chooses_and_the_others_are_told() -> None:
     spec = ClusterSpec(worker_hosts=(f"127.0.0.1:{free_port()}",)).for_task(CHIEF)
-    assert meeting_point(spec, CPU, LAUNCHED).port == 0
+    assert meeting_point(spec, 1, CPU, LAUNCHED).port == 0

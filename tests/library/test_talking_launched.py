@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers.marks import others_long
 from helpers.ports import free_port
 from helpers.programs import Program
 
@@ -14,7 +15,7 @@ PROGRAM = Path(__file__).with_name("talking_program.py")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(150)]
 
 
-@pytest.mark.parametrize("flags", [("--servers=1",), ("--backend=gloo",)], ids=["served", "gloo"])
+@pytest.mark.parametrize("flags", others_long([("--servers=1",), ("--backend=gloo",)], [("--servers=1",)]))
 def test_two_workers_of_torchrun_talk(flags: tuple[str, ...]) -> None:
     ranks = 3 if "--servers=1" in flags else 2
     launcher = ("-m", "torch.distributed.run", f"--nproc-per-node={ranks}", f"--master-port={free_port()}")

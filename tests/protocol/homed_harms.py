@@ -104,8 +104,15 @@ class HarmedWorld(HomedWorld):
             )
 
     def _version(self, task: HomedTask, bucket: BucketId) -> int:
-        found = [task.slots[bucket, slot][0] for slot in (0, 1) if (bucket, slot) in task.slots]
-        return max(found, default=-9)
+        """The newest one that it has made, or has all that it needs for."""
+        newest = max((task.slots[bucket, slot][0] for slot in (0, 1) if (bucket, slot) in task.slots), default=-9)
+        machine = task.machine.server
+        assert isinstance(machine, HomedServerMachine)
+        second = machine._seconds.buckets.get(bucket)
+        for update, arrival in () if second is None else second.held:
+            if update.step == newest and (arrival in task.loans or not update.mean):
+                newest += 1
+        return newest
 
     # -- cuts --
 
@@ -136,6 +143,9 @@ class HarmedWorld(HomedWorld):
                 self.put((other, "gone", cut.one), partial(self.handle, other, gone))
         if cut.heals:
             self.put(("heal", cut.one), partial(self._heal, 25))
+
+    def _counts_as_dead(self, task: TaskId) -> bool:
+        return self._cut is not None and self._cut.believed_dead and self._cut.one == task
 
     def _life(self, task: TaskId) -> int:
         return self.tasks[task].machine.incarnation

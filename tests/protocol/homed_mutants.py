@@ -12,12 +12,11 @@ from lockstep.protocol.coordinator.running_job import RunningJob
 from lockstep.protocol.coordinator.saving import Saving
 from lockstep.protocol.coordinator.server_losses import ServerLosses
 from lockstep.protocol.core.causes import Cause, Reason
-from lockstep.protocol.core.effects import Apply, CopyBucket, Effect, Send
-from lockstep.protocol.core.events import Event, LinkLost, PeerGone, Served
+from lockstep.protocol.core.effects import Apply, CopyBucket, Effect, GiveBack, Send
+from lockstep.protocol.core.events import Event, LinkLost, MeanArrived, PeerGone, Served
 from lockstep.protocol.core.ids import TaskId
 from lockstep.protocol.core.messages import (
     BucketCopy,
-    HandOn,
     Holding,
     KeptCall,
     PartialNorm,
@@ -59,7 +58,9 @@ class HomedMutant(NamedTuple):
 _RIGHT: dict[str, Callable[..., Any]] = {
     "deputy": DeputyMachine.handle,
     "resolution": HomedCoordinator._resolution,
-    "made": SecondShard._make_if_possible,
+    "made": SecondShard._make_next,
+    "server_lost": HomedServerMachine._on_server_lost,
+    "holding": HomedServerMachine._on_holding,
     "on_resolution": DeputyMachine._on_resolution,
     "copy": HomedWorld._copy,
     "on_copy": SecondShard.on_copy,
@@ -100,14 +101,12 @@ def deputy_keeps_only_the_first_decision(
     return effects
 
 
-def second_home_confirms_what_it_has_not(self: SecondShard, home: TaskId, update: HandOn, now: float) -> list[Effect]:
-    self.buckets[update.bucket].update = update
-    made = self._make_if_possible(home, update.bucket, now)
-    return [Send(home, Holding(update.bucket, update.step + 1)), *made]
+def second_home_confirms_what_it_has_not(self: SecondShard, event: MeanArrived, now: float) -> list[Effect]:
+    return [GiveBack(event.arrival), Send(event.peer, Holding(event.bucket, event.step + 1))]
 
 
-def second_home_makes_it_with_other_rates(self: SecondShard, home: TaskId, bucket: int, now: float) -> list[Effect]:
-    made = _RIGHT["made"](self, home, bucket, now)
+def second_home_makes_it_with_other_rates(self: SecondShard, bucket: int, now: float) -> list[Effect]:
+    made = _RIGHT["made"](self, bucket, now)
     return [replace(one, rates=()) if isinstance(one, Apply) else one for one in made]
 
 
@@ -129,8 +128,12 @@ def shards_are_not_saved_anew(self: HomedServerMachine) -> None:
     return None
 
 
-def checkpoint_waits_for_who_is_lost(self: Saving, savers: Any, now: float) -> bool:
+def checkpoint_waits_for_who_is_lost(self: Saving, savers: Any, view: int, now: float) -> bool:
     return False
+
+
+def what_was_saved_in_a_former_view_counts(self: HomedServerMachine) -> list[Effect]:
+    return [] if self._saved is None else [Send(self.coordinator, replace(self._saved, view=1 << 20))]
 
 
 def old_views_count(self: Places, view: View) -> bool:
@@ -170,12 +173,22 @@ def copies_have_no_optimizer_state(self: HomedWorld, name: TaskId, effect: CopyB
     self.tasks[name].momentum = kept
 
 
-def takes_over_in_the_middle_of_an_update(self: HomedServerMachine, bucket: int) -> list[Effect]:
-    """What its store was making as a second home is begun again as a home."""
-    known = self._seconds.buckets.get(bucket)
-    if known is not None:
-        known.making = False
-    return _be_home(self, bucket)
+def takes_over_in_the_middle_of_an_update(self: HomedServerMachine, view: View) -> bool:
+    """What it holds, and has not made, is forgotten."""
+    return False
+
+
+def means_are_overwritten_after_a_cut(self: HomedServerMachine, peer: TaskId) -> None:
+    _RIGHT["server_lost"](self, peer)
+    for handed in self._handed.values():
+        handed.lent = False
+
+
+def second_home_says_too_soon_that_it_reads_no_more(
+    self: HomedServerMachine, peer: TaskId, said: Holding, now: float
+) -> list[Effect]:
+    effects: list[Effect] = _RIGHT["holding"](self, peer, replace(said, reads=False), now)
+    return effects
 
 
 # -- what programs of the library need --
@@ -228,12 +241,13 @@ MUTANTS = (
     HomedMutant(HomedCoordinator, "_held", decisions_do_not_wait_for_the_deputy),
     HomedMutant(HomedCoordinator, "_resolution", decisions_leave_out_states, Part.TWO),
     HomedMutant(DeputyMachine, "_on_resolution", deputy_keeps_only_the_first_decision),
-    HomedMutant(SecondShard, "on_handed_on", second_home_confirms_what_it_has_not),
-    HomedMutant(SecondShard, "_make_if_possible", second_home_makes_it_with_other_rates),
+    HomedMutant(SecondShard, "on_mean", second_home_confirms_what_it_has_not),
+    HomedMutant(SecondShard, "_make_next", second_home_makes_it_with_other_rates),
     HomedMutant(HomedServerMachine, "_be_home", second_home_makes_it_from_the_start_again),
     HomedMutant(HomedServerMachine, "_say_if_whole", is_called_whole_too_soon),
     HomedMutant(HomedServerMachine, "_save_anew", shards_are_not_saved_anew, Part.SAVE),
     HomedMutant(Saving, "change_savers", checkpoint_waits_for_who_is_lost, Part.SAVE),
+    HomedMutant(HomedServerMachine, "_say_saved", what_was_saved_in_a_former_view_counts, Part.SAVE),
     HomedMutant(Places, "take", old_views_count),
     HomedMutant(MemberMachine, "follow", nobody_follows_the_deputy),
     HomedMutant(TaskMachine, "_tell_strangers", strangers_are_not_told, Part.TWO),
@@ -241,7 +255,9 @@ MUTANTS = (
     HomedMutant(HomedServerMachine, "_may_apply", means_are_overwritten_on_their_way),
     HomedMutant(ServerLosses, "come_back", copies_are_of_no_use),
     HomedMutant(HomedWorld, "_copy", copies_have_no_optimizer_state, Part.AGAIN),
-    HomedMutant(HomedServerMachine, "_be_home", takes_over_in_the_middle_of_an_update),
+    HomedMutant(HomedServerMachine, "_has_to_make_before", takes_over_in_the_middle_of_an_update),
+    HomedMutant(HomedServerMachine, "_on_server_lost", means_are_overwritten_after_a_cut, Part.CUT),
+    HomedMutant(HomedServerMachine, "_on_holding", second_home_says_too_soon_that_it_reads_no_more, Part.CUT),
     HomedMutant(HomedCoordinator, "_resolution", answers_to_calls_are_told_before_they_are_held, Part.LIBRARY),
     HomedMutant(DeputyMachine, "_on_call", deputy_forgets_calls, Part.LIBRARY),
     HomedMutant(StepNorm, "partial_by_shard", norms_are_added_up_by_server, Part.LIBRARY),

@@ -17,6 +17,10 @@ Moment = tuple[TaskId, int]
 """A task, and the number of its event."""
 
 
+LATER: set[object] = {("later", server(0)), ("later", server(1))}
+"""Second homes that take their time to make what they hold."""
+
+
 class SavingWorld(HarmedWorld):
     """Every version goes into a checkpoint."""
 
@@ -93,6 +97,7 @@ def one_kill(calm: Calm, kind: type[HarmedWorld], first: int, stride: int) -> It
             world.kills[moment] = bool(variant & 1)
             world.keeps_last_words = bool(variant & 2)
             world.restarts = bool(variant & 4) or moment[0].role is Role.WORKER
+            world.lazy = LATER if number % 3 == 0 else set()
             yield world
 
 
@@ -108,6 +113,7 @@ def two_kills(
         second = dice.choice([moment for moment in near if moment[0] in others] or [first])
         world.kills = {first: dice.random() < 0.5, second: dice.random() < 0.5}
         world.restarts, world.keeps_last_words = True, dice.random() < 0.5
+        world.lazy = LATER if number % 2 else set()
         yield world
 
 
@@ -120,6 +126,7 @@ def cut_servers(calm: Calm, first: int, stride: int, kind: type[HarmedWorld] = H
         believed = number % 2 == 1
         others = tuple(t for t in world.tasks if t != one) if believed else (server(1 - one.index),)
         world.cut = Cut(*moment, others, heals=not believed or number % 4 == 1, believed_dead=believed)
+        world.lazy = LATER if number % 6 < 3 else set()
         yield world
 
 

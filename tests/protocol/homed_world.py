@@ -78,6 +78,8 @@ from lockstep.protocol.worker.worker_machine import WorkerMachine
 RULES = RecoveryRules(on_worker_loss=LossPolicy.WAIT, server_replicas=1)
 TICKET = Ticket("shm", 0, 1 << 20, 0, b"")
 BUCKET_BYTES = 64
+LAZY = 0.01
+"""How likely a lazy queue is served while others could be."""
 
 
 def mixed(*parts: object) -> int:
@@ -104,6 +106,8 @@ class HomedTask:
     momentum: dict[BucketId, int] = field(default_factory=dict)
     means: dict[BucketId, list[int]] = field(default_factory=dict)
     arrivals: dict[int, list[int]] = field(default_factory=dict)
+    loans: dict[int, Callable[[], None]] = field(default_factory=dict)
+    """Means of other servers that are read here, and how to give them back."""
     # of a worker
     values: dict[BucketId, tuple[int, int]] = field(default_factory=dict)
     incoming: dict[tuple[BucketId, int], int] = field(default_factory=dict)
@@ -128,6 +132,10 @@ class HomedWorld:
         self.lives = 0
         self.tasks: dict[TaskId, HomedTask] = {}
         self.queues: dict[object, deque[Callable[[], None]]] = {}
+        self.lazy: set[object] = set()
+        """Queues that are seldom served."""
+        self.links: dict[tuple[TaskId, TaskId], int] = {}
+        """How often the link between two tasks was lost, as the first of them knows."""
         self.made: dict[tuple[BucketId, int], list[TaskId]] = {}
         """Who began to make which version as its home."""
         self.known: set[tuple[BucketId, int]] = set()
@@ -192,7 +200,8 @@ class HomedWorld:
                 self._tick(alive)
                 continue
             self.now += 0.0001
-            self.queues[self.rng.choice(ready)].popleft()()
+            prompt = [queue for queue in ready if queue not in self.lazy or self.rng.random() < LAZY]
+            self.queues[self.rng.choice(prompt or ready)].popleft()()
         raise AssertionError("the run does not end:\n" + self.story())
 
     def is_over(self) -> bool:
@@ -221,6 +230,8 @@ class HomedWorld:
         task = self.tasks[name]
         if not task.alive or task.ended is not None:
             return
+        if isinstance(event, LinkLost):
+            self.links[name, event.peer] = self.links.get((name, event.peer), 0) + 1
         self.trace.append(f"{self.now:.4f} {name.short} {event}")
         moment = (name, task.events)
         task.events += 1
@@ -256,6 +267,7 @@ class HomedWorld:
             self.queues.pop((name, "tensors", peer), None)
             self.put((peer, "from", name), partial(self._lost, peer, name, gone))
         self.queues.pop(("store", name), None)
+        self.queues.pop(("later", name), None)
         self.queues.pop(("train", name), None)
         if self.restarts:
             self.put(("restart", name), partial(self._restart, name))
@@ -319,6 +331,7 @@ class HomedWorld:
                     self._apply(name, effect)
                 case GiveBack(arrival=arrival):
                     task.arrivals.pop(arrival, None)
+                    self._give_back(task, arrival)
                 case VersionReady(bucket=bucket, version=version):
                     task.values[bucket] = (version, task.incoming[bucket, version])
                     self.known.add((bucket, version))
@@ -379,17 +392,33 @@ class HomedWorld:
         self._tensor(name, effect.peer, arrive)
 
     def _send_mean(self, name: TaskId, effect: SendMean) -> None:
+        """A loan: the second home reads it in the home's memory, until it gives it back."""
         cell, life = self.tasks[name].means[effect.bucket], self.tasks[name].machine.incarnation
-        sent = list(cell)
+        sent, link = list(cell), self.links.get((name, effect.peer), 0)
         ended = TransferEnded(effect.peer, effect.step, effect.bucket, TensorKind.MEAN, ok=True)
 
+        def give_back() -> None:
+            same = cell == sent or self._counts_as_dead(effect.peer)
+            assert same, f"a mean of {name} was overwritten while {effect.peer} read it"
+            if self.links.get((name, effect.peer), 0) == link:
+                self._end_transfer(name, life, effect.peer, ended)
+
         def arrive() -> None:
-            assert not self.tasks[name].alive or cell == sent, "a mean was overwritten while it was read"
-            number = self._keep(self.tasks[effect.peer], sent)
-            self.handle(effect.peer, MeanArrived(name, life, effect.step, effect.bucket, number))
-            self._end_transfer(name, life, effect.peer, ended)
+            assert cell == sent, f"a mean of {name} was overwritten on its way to {effect.peer}"
+            there = self.tasks[effect.peer]
+            number = self._keep(there, cell)
+            there.loans[number] = give_back
+            self.handle(effect.peer, MeanArrived(name, life, effect.step, effect.bucket, number, effect.update))
 
         self._tensor(name, effect.peer, arrive)
+
+    def _counts_as_dead(self, task: TaskId) -> bool:
+        """Whether nothing that this task still makes counts for anybody."""
+        return False
+
+    def _give_back(self, task: HomedTask, arrival: int) -> None:
+        if (loan := task.loans.pop(arrival, None)) is not None:
+            loan()
 
     # -- the store --
 
@@ -411,24 +440,25 @@ class HomedWorld:
 
     def _apply(self, name: TaskId, effect: Apply) -> None:
         task = self.tasks[name]
-        given = [tuple(task.arrivals.pop(number)) for number in effect.arrivals]
+        cells = [task.arrivals.pop(number) for number in effect.arrivals]
+        given = [tuple(cell) for cell in cells]
         is_home = effect.bucket in task.machine.server._ledgers  # type: ignore[union-attr]
         if is_home:
             version = (effect.bucket, effect.step + 1)
             assert version not in self.known, f"{name} makes {version} again"
             self.made.setdefault(version, []).append(name)
-        mean = list(given[0]) if given else []
-        if effect.hands_on:
-            mean = [mixed(given, effect.replicas, effect.scale, effect.limit)]
+        store = "later" if effect.in_background else "store"
+        made = [mixed(given, effect.replicas, effect.scale, effect.limit)] if effect.hands_on else []
 
         def reduced() -> None:
             if effect.hands_on:
-                task.means[effect.bucket] = mean
+                task.means.setdefault(effect.bucket, [0])[:] = made  # where the last one was
                 self.handle(name, MeanMade(effect.bucket, effect.step))
             if task.alive:
-                self.put(("store", name), update)
+                self.put((store, name), update)
 
         def update() -> None:
+            mean = made if effect.hands_on or not cells else list(cells[0])
             if effect.step == INITIAL_STEP or (effect.values and given):
                 value = mean[0]
             else:
@@ -440,8 +470,10 @@ class HomedWorld:
                     value = mixed(value, moved)
             task.slots[effect.bucket, effect.to_slot] = (effect.step + 1, value)
             self.handle(name, BucketApplied(effect.bucket, effect.step))
+            for number in effect.arrivals:
+                self._give_back(task, number)
 
-        self.put(("store", name), reduced)
+        self.put((store, name), reduced)
 
     # -- the training loop --
 

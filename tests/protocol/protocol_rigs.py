@@ -161,12 +161,13 @@ class ServerRig(Rig):
         eager: bool = True,
         synchronous: bool = True,
         aggregate: int | None = None,
+        overwrites: bool = False,
     ) -> None:
         journal = Journal()
         self.shape = ClusterShape(servers, workers)
         task = server(index)
         self.machine = (
-            ServerMachine(task, self.shape, journal, eager=eager, aggregate=aggregate)
+            ServerMachine(task, self.shape, journal, eager=eager, aggregate=aggregate, overwrites=overwrites)
             if synchronous
             else AsyncServerMachine(task, self.shape, journal, eager=eager)
         )

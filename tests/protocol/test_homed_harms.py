@@ -86,6 +86,18 @@ def test_a_server_that_was_taken_for_dead_ends_when_it_hears_of_it() -> None:
     assert (ended.alone, ended.reason.cause) == (True, Cause.STALE_INCARNATION)
 
 
+def test_a_copy_that_is_ahead_of_its_view_waits_for_it() -> None:
+    """With three servers its home may know of the view first. It copies a bucket once, and nobody asks it to again."""
+    ((world, calm),) = again_and_again(range(62, 63), 3)
+    assert judged(world, calm)
+
+
+def test_what_was_handed_on_is_said_again_although_another_bucket_is_held() -> None:
+    """The other one was held before this one was made; with that, nothing was due to be said again any more."""
+    ((world, calm),) = again_and_again(range(31, 32), 3, LibraryAgainWorld)
+    assert judged(world, calm)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_planted_bug_is_found(mutant: HomedMutant, monkeypatch: pytest.MonkeyPatch) -> None:

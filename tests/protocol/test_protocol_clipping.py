@@ -165,14 +165,85 @@ def test_a_worker_that_begins_the_step_anew_is_measured_anew() -> None:
     for index, peer in ((0, W0), (1, W1)):
         assert GiveBack(2 + index) in rig.arrive(index, 0, edition=1)
         effects = rig.hear(peer, again)
-    assert only(effects, Measure) == [Measure(0, 0, (4, 5), 2, 2.0, 2)]
-    assert rig.tell(BucketMeasured(0, 1, 4.0)) == []  # of the attempt before
+    assert only(effects, Measure) == [Measure(0, 0, (4, 5), 2, 2.0, rig.machine._norm.attempt)]
+    assert rig.tell(BucketMeasured(0, 1, 4.0)) == []  # of the first attempt
     assert messages_to(told(rig, 6.0), S0, PartialNorm) == [PartialNorm(0, 2, CLIP, 0, 6.0)]
     assert rig.hear(S0, TotalNorm(0, 1, 8.0, 0.125)) == []  # late
     rig.hear(S0, TotalNorm(0, 2, 6.0, 0.5))
     final = Seal(0, (), (Edition(0, 1),), clip=(CLIP,), number=2)
     rig.hear(W0, final)
     assert [one.scale for one in only(rig.hear(W1, final), Apply)] == [0.5]
+
+
+# -- measured ahead: workers that asked in one step most likely ask in the next --
+
+
+def clipped_once(buckets: int = 1) -> ServerRig:
+    """Step 0 was clipped by its norm and is made; step 1 is open."""
+    rig = measuring(buckets)
+    for bucket in range(buckets):
+        rig.tell(BucketMeasured(bucket, rig.machine._norm.attempt, 4.0))
+    rig.hear(S0, TotalNorm(0, 1, 8.0, 0.125))
+    rig.hear(W0, sealed())
+    rig.hear(W1, sealed())
+    for bucket in range(buckets):
+        rig.applied(0, bucket)
+    rig.commit(0)
+    rig.say_rates(1)
+    return rig
+
+
+def test_a_complete_bucket_is_measured_ahead_and_the_question_is_answered_at_once() -> None:
+    rig = clipped_once()
+    assert only(rig.arrive(0, 1), Measure) == []
+    ahead = only(rig.arrive(1, 1), Measure)
+    assert ahead == [Measure(1, 0, (4, 5), 2, 2.0, rig.machine._norm.attempt)]
+    assert rig.tell(BucketMeasured(0, ahead[0].attempt, 6.0)) == []  # nobody has asked yet
+    question = replace(asks(), step=1)
+    rig.hear(W0, question)
+    answered = rig.hear(W1, question)
+    assert only(answered, Measure) == []
+    assert messages_to(answered, S0, PartialNorm) == [PartialNorm(1, 1, CLIP, 0, 6.0)]
+
+
+def test_what_is_still_being_measured_when_the_question_comes_is_awaited() -> None:
+    rig = clipped_once()
+    rig.arrive(0, 1)
+    ahead = only(rig.arrive(1, 1), Measure)
+    for peer in (W0, W1):
+        assert messages_to(rig.hear(peer, replace(asks(), step=1)), S0, PartialNorm) == []
+    told_now = rig.tell(BucketMeasured(0, ahead[0].attempt, 6.0))
+    assert messages_to(told_now, S0, PartialNorm) == [PartialNorm(1, 1, CLIP, 0, 6.0)]
+
+
+def test_a_gradient_that_is_edited_after_it_was_measured_ahead_is_measured_again() -> None:
+    rig = clipped_once()
+    rig.arrive(0, 1)
+    ahead = only(rig.arrive(1, 1), Measure)
+    rig.tell(BucketMeasured(0, ahead[0].attempt, 6.0))
+    again = only(rig.arrive(1, 1, edition=1), Measure)
+    assert [one.arrivals for one in again] == [(4, 6)]
+    assert again[0].attempt != ahead[0].attempt
+    edited = replace(asks(), step=1, editions=(Edition(0, 1),))
+    rig.hear(W0, replace(asks(), step=1))
+    assert messages_to(rig.hear(W1, edited), S0, PartialNorm) == []
+    assert messages_to(told(rig, 7.0), S0, PartialNorm) == [PartialNorm(1, 1, CLIP, 0, 7.0)]
+
+
+def test_another_norm_than_the_foreseen_one_is_measured_anew() -> None:
+    rig = clipped_once()
+    rig.arrive(0, 1)
+    ahead = only(rig.arrive(1, 1), Measure)
+    rig.tell(BucketMeasured(0, ahead[0].attempt, 6.0))
+    other = replace(asks(), step=1, clip=(Clip(1.0, math.inf),))
+    rig.hear(W0, other)
+    assert [one.norm_type for one in only(rig.hear(W1, other), Measure)] == [math.inf]
+
+
+def test_nothing_is_measured_ahead_after_a_step_that_was_not_clipped() -> None:
+    rig = ready()
+    rig.arrive(0, 0)
+    assert only(rig.arrive(1, 0), Measure) == []
 
 
 def test_what_was_taken_back_is_not_taken_for_a_gradient_made_anew() -> None:

@@ -69,6 +69,28 @@ class DoesNotWaitForReaders(AsyncServerMachine):
             ledger.readers = readers
 
 
+class OverwritesWhatIsRead(ServerMachine):
+    """The only slot is overwritten while it is being sent."""
+
+    def _may_apply(self, ledger: Ledger) -> bool:
+        readers, ledger.readers = ledger.readers, [0] * len(ledger.readers)
+        try:
+            return super()._may_apply(ledger)
+        finally:
+            ledger.readers = readers
+
+
+class KeepsNormsOfReplacedGradients(ServerMachine):
+    """What was measured ahead counts, although a gradient was edited afterwards."""
+
+    def _give_back(self, ledger: Ledger, sender: TaskId) -> list[Effect]:
+        right, self._norm.forget = self._norm.forget, lambda: None  # type: ignore[method-assign]
+        try:
+            return super()._give_back(ledger, sender)
+        finally:
+            self._norm.forget = right  # type: ignore[method-assign]
+
+
 class AnswersForItsPeer(ServerMachine):
     """A rank's own gradient counts for the rank that is missing."""
 

@@ -24,6 +24,7 @@ DOUBLING = NetworkProfile(late_chance=0.05, in_order=False, duplicate_chance=0.2
 BREAKING = NetworkProfile(reset_chance=0.1, max_resets=1000, reopen=SecondsRange(0.01, 0.1), quiet_after=40.0)
 PLAIN = TrainingProfile()
 EDITING = TrainingProfile(edit_chance=0.5, rates_at_seal=True)
+CLIPPING = TrainingProfile(edit_chance=0.5, clip_chance=1.0, rates_at_seal=True)
 SLOW_BACKWARD = TrainingProfile(backward=SecondsRange(0.0, 3.0), rates_at_seal=True)
 
 
@@ -57,6 +58,8 @@ PLANTED = [
     Planted(mutants.DoesNotWaitForTheCommit, "an early commit"),
     Planted(mutants.DoesNotWaitForReaders, "is read from it", Mode.ASYNC),
     Planted(mutants.UpdatesInPlace, "in place"),
+    Planted(mutants.OverwritesWhatIsRead, "is read from it", Mode.SEALED, DOUBLING),
+    Planted(mutants.KeepsNormsOfReplacedGradients, "is multiplied by", Mode.SEALED, training=CLIPPING),
     Planted(mutants.AppliesBeforeTheSeal, "has sealed it", Mode.SEALED, training=EDITING),
     Planted(mutants.KeepsReplacedEditions, LATE, Mode.SEALED, IN_PLACE, EDITING),
     Planted(mutants.SleepsThroughTheCommit, LATE),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lockstep.runtime.startup.cluster import ClusterSpec
-from lockstep.training.bucket_size import fitting_bucket_bytes
+from lockstep.training.bucket_size import fitting_bucket_bytes, rank_bucket_bytes
 
 MIB = 1 << 20
 HERE = ("127.0.0.1:1", "127.0.0.1:2", "127.0.0.1:3", "127.0.0.1:4")
@@ -60,3 +60,12 @@ def test_over_a_network_buckets_are_small(
 def test_names_of_this_host_count_as_one(worker: str) -> None:
     cluster = ClusterSpec(ps_hosts=("127.0.0.1:1",), worker_hosts=(worker,))
     assert fitting(600, cluster) == 64
+
+
+@pytest.mark.parametrize(
+    ("mebibytes", "ranks", "size"), [(1, 2, 4), (12, 2, 6), (17, 2, 8), (17, 8, 4), (244, 2, 8), (244, 100, 4)]
+)
+def test_over_a_network_ranks_have_larger_ones_while_there_is_one_for_each(
+    mebibytes: int, ranks: int, size: int
+) -> None:
+    assert rank_bucket_bytes(mebibytes * MIB, ranks, shares_memory=False, carried_by_torch=False) == size * MIB

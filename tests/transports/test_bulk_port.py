@@ -42,6 +42,8 @@ class _Events:
 
     def on_lent(self, note: bytes, loan: Loan) -> None: ...
 
+    def on_word(self, word: bytes) -> None: ...
+
 
 class _Task:
     """One end, with a service besides its data streams."""

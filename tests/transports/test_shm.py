@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from conformance_hosts.hosts import Here
-from lockstep.transports.base import NoPathError, PeerAddress, TransportError, loan_ticket
+from lockstep.transports.base import NoPathError, PeerAddress, Speaks, TransportError, loan_ticket
 from lockstep.transports.conformance.events import EventLog
 from lockstep.transports.conformance.node import LocalNode
 from lockstep.transports.conformance.stage import Stage, wait_until
@@ -212,3 +212,18 @@ def test_many_links_end_without_leaving_their_doors() -> None:
         assert door in Path("/proc/net/unix").read_text()
         node.close()
         wait_until("the door is gone", lambda: door not in Path("/proc/net/unix").read_text())
+
+
+@pytest.mark.parametrize("transport", ["grpc+shm", "auto"])
+def test_words_come_in_order_and_none_that_is_too_long_is_said(transport: str) -> None:
+    with Stage(transport) as stage:
+        pair = stage.pair()
+        assert isinstance(pair.a, LocalNode)
+        endpoint = pair.a.endpoint(pair.a_link)
+        assert isinstance(endpoint, Speaks)
+        words = [bytes([number]) * (number + 1) for number in range(50)]
+        assert all(endpoint.say(word) for word in words)
+        assert not endpoint.say(b"x" * (1 << 20))
+        assert [heard.note for heard in pair.b.log.wait("word", 50)] == words
+        pair.a.endpoint(pair.a_link).close()
+        assert not endpoint.say(b"late")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 
 import pytest
@@ -15,19 +16,30 @@ from conformance_hosts.hosts import Here
 from helpers.line_visitor import LINE_ATTACKS, LineAttack, LineVisitor, hear, say
 from helpers.waiting import wait_until
 from helpers.wire import PATIENCE
+from lockstep.protocol.core.messages import Ticket
 from lockstep.security.proof import Parties, ProofError, Refusal
 from lockstep.security.strangers import PLACES
 from lockstep.security.wire import Claim, ProvenSocket
-from lockstep.transports.base import NoPathError, PeerAddress, TransportError
+from lockstep.transports.base import (
+    LandsOnce,
+    Move,
+    NoPathError,
+    PeerAddress,
+    TransportError,
+)
 from lockstep.transports.conformance import CASES, SuiteCase, run_case
 from lockstep.transports.conformance.node import LocalNode
 from lockstep.transports.conformance.stage import Pair, Stage
 from lockstep.transports.frame_error import FrameError
+from lockstep.transports.grants import Grants
+from lockstep.transports.landing import FIRST, LAST
+from lockstep.transports.memory import HostRegion
 from lockstep.transports.registry import make_transport
-from lockstep.transports.tcp import frames, transport
+from lockstep.transports.tcp import frames, line, transport
 from lockstep.transports.tcp.frames import ChunkHead, LineFrame, shares, unpack_head
 from lockstep.transports.tcp.opening import LineLinks, read_purpose
-from lockstep.transports.tcp.spreading import HeldUp, Spreading, held_up, network_limits
+from lockstep.transports.tcp.receiving import LineLanding
+from lockstep.transports.tcp.spreading import FAST, RATES_KEPT, HeldUp, Spreading, held_up, network_limits
 
 MIB = 1 << 20
 
@@ -248,6 +260,16 @@ def test_all_connections_are_used_while_the_network_holds_the_first_one_up_and_o
     assert not spreading.decide()
 
 
+def test_one_connection_that_has_been_as_fast_as_a_processor_stays_alone() -> None:
+    """On a busy machine something is always on its way, too, and most of what the kernel measures is slow."""
+    rates = iter([0, FAST, *(RATES_KEPT - 1) * [FAST // 10], FAST // 10])
+    times = iter(range(RATES_KEPT + 2))
+    seen = count()
+    spreading = Spreading(lambda: HeldUp(next(seen) * 1_000_000, 0, 0, next(rates)), lambda: float(next(times)))
+    assert not any(spreading.decide() for _ in range(RATES_KEPT + 1))
+    assert spreading.decide(), "that was long ago"
+
+
 def test_where_the_kernel_does_not_count_one_connection_does_everything() -> None:
     times = iter(range(10))
     spreading = Spreading(lambda: None, lambda: float(next(times)))
@@ -268,6 +290,7 @@ def test_the_kernel_counts_what_holds_up_a_connection(stage: Stage) -> None:
             counted = held_up(dialer)
             assert counted is not None
             assert counted.busy >= counted.by_receiver > 0
+            assert counted.rate > 0
     one, other = socket.socketpair()
     with one, other:
         assert held_up(one) is None
@@ -306,6 +329,50 @@ def test_a_head_that_breaks_the_rules_is_refused(head: ChunkHead) -> None:
 # --- who sends ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("total", [63, 65])
+def test_a_transfer_of_one_chunk_with_other_bytes_than_it_says_is_refused_before_any_lands(total: int) -> None:
+    grants, peer = Grants(), PeerAddress("/suite/a", 1, b"")
+    ticket = grants.give("grpc+tcp", HostRegion(1, memoryview(bytearray(4096)), None, grants.withdraw), peer)
+    head = ChunkHead(LineFrame.CHUNK, FIRST | LAST, 0, 64, 1, ticket.region, ticket.key, total=total)
+    landing = LineLanding(grants, peer)
+    with pytest.raises(FrameError, match=f"64 of {total} bytes"):
+        landing.whole(head, head.nbytes)
+    with pytest.raises(FrameError, match="was not granted"):
+        landing.whole(head._replace(total=64, key=bytes(8)), head.nbytes)
+    assert landing.whole(head._replace(total=64), head.nbytes).region.number == ticket.region
+
+
+def test_a_small_call_gives_up_the_interpreter_while_a_large_one_has_the_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It waits in the kernel for the large one, whose thread would then wait for the interpreter's lock."""
+    used: list[str] = []
+
+    def spied(name: str, meanwhile: Callable[[], object] = lambda: None) -> None:
+        def spy(*_: int) -> int:
+            used.append(name)
+            meanwhile()
+            return 1
+
+        monkeypatch.setattr(line, name, spy)
+
+    with socket.create_server(("127.0.0.1", 0)) as door, socket.create_connection(door.getsockname()) as near:
+        one = line.Line(near)
+        spied("_SEND_LARGE", meanwhile=lambda: one.receive(0, 8))
+        spied("_SCATTER_LARGE", meanwhile=lambda: one.send(0, 0, 0, 8))
+        for name in ("_RECEIVE_LARGE", "_RECEIVE_SMALL", "_SEND_SMALL"):
+            spied(name)
+        one.send(0, 0, 0, MIB)
+        assert used == ["_SEND_LARGE", "_RECEIVE_LARGE"]
+        used.clear()
+        one.scatter((0, 0), 0, MIB, (0, 0))
+        assert used[:2] == ["_SCATTER_LARGE", "_SEND_LARGE"]
+        used.clear()
+        one.send(0, 0, 0, 8)
+        one.receive(0, 8)
+        assert used == ["_SEND_SMALL", "_RECEIVE_SMALL"]
+
+
 def test_a_small_tensor_has_left_when_start_returns(stage: Stage) -> None:
     """On the thread that has the event: it needs no other thread of this process."""
     pair, victim = stage.pair_with_victim()
@@ -334,3 +401,56 @@ def test_no_more_than_a_part_of_a_large_one_is_sent_by_the_thread_that_starts_it
     assert pair.a.counters(pair.a_link).bytes_sent == 0
     way.check(pair.b.log.wait("arrived")[0], 0, 64 * MIB)
     wait_until(lambda: pair.a.counters(pair.a_link).bytes_sent == 64 * MIB, PATIENCE, "all of it is counted")
+
+
+def _write_with(pair: Pair, ticket: Ticket, region: int, nbytes: int, note: bytes) -> None:
+    pair.a.endpoint(pair.a_link).start(Move(pair.a.region(region), 0, nbytes, ticket, 0, note))
+
+
+@pytest.mark.parametrize("nbytes", [1000, 9 * MIB])
+@pytest.mark.parametrize("lines", [1, 4])
+def test_what_has_landed_once_is_thrown_away_until_it_is_granted_again(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, nbytes: int, lines: int
+) -> None:
+    monkeypatch.setattr(transport, "LINES", lines)
+    monkeypatch.setattr(Spreading, "decide", lambda _self: True)
+    pair = stage.pair()
+    assert isinstance(pair.b, LocalNode)
+    other_end = pair.b.endpoint(pair.b_link)
+    assert isinstance(other_end, LandsOnce)
+    source, target = pair.a.allocate(nbytes), pair.b.allocate(nbytes)
+    note, landed = bytes(24), pair.b.region(target).buffer
+
+    def arrives(ticket: Ticket, value: int) -> None:
+        before = len(pair.b.log.all("arrived"))
+        pair.a.region(source).buffer[:] = bytes([value]) * nbytes
+        _write_with(pair, ticket, source, nbytes, note)
+        pair.b.log.wait("arrived", before + 1)
+        assert landed == bytes([value]) * nbytes
+
+    first = other_end.grant_once(pair.b.region(target))
+    assert first is not None
+    arrives(first, 1)
+    pair.a.region(source).buffer[:] = bytes([2]) * nbytes
+    _write_with(pair, first, source, nbytes, note)  # once more: thrown away
+    again = other_end.grant_once(pair.b.region(target))
+    assert again is not None
+    _write_with(pair, first, source, nbytes, note)  # and by a ticket from before
+    arrives(again, 3)
+    assert len(pair.b.log.all("arrived")) == 2
+    assert pair.b.log.all("lost") == []
+    with suppress(TransportError):
+        _write_with(pair, dataclasses.replace(again, key=bytes(8)), source, nbytes, note)
+    assert "was not granted" in pair.a.log.wait("lost")[0].text
+
+
+def test_what_lands_once_cannot_be_lent(stage: Stage) -> None:
+    pair = stage.pair()
+    assert isinstance(pair.b, LocalNode)
+    other_end = pair.b.endpoint(pair.b_link)
+    assert isinstance(other_end, LandsOnce)
+    source, target = pair.a.allocate(64), pair.b.allocate(64)
+    ticket = other_end.grant_once(pair.b.region(target))
+    assert ticket is not None
+    pair.a.endpoint(pair.a_link).start(Move(pair.a.region(source), 0, 64, ticket, 0, b"", loan=True))
+    assert "cannot be lent" in pair.a.log.wait("lost")[0].text

@@ -108,11 +108,11 @@ def _run_task(words: Sequence[str], report_fd: int) -> int:
     reporter = TaskReporter(report_fd)
     with told_to_monitor(reporter):
         from lockstep.cli.bench_task import run_task
-        from lockstep.runtime.monitor.task_process import FINISHED, LATER, MARKS
+        from lockstep.runtime.monitor.task_process import read_marks
 
-        flags = [word for word in words if word not in MARKS]
+        flags, former = read_marks(words)
         config = _where_it_listens(parse_bench(flags, os.environ), lambda _line: None)
-        return run_task(config, reporter, finished=FINISHED in words, later=LATER in words)
+        return run_task(config, reporter, former)
 
 
 def _where_it_listens(config: BenchConfig, say: Callable[[str], None]) -> BenchConfig:

@@ -23,6 +23,7 @@ from lockstep.protocol.core.ids import CHIEF, Role
 from lockstep.protocol.core.journal import Happening
 from lockstep.runtime.checkpoint.resuming import beginning_in
 from lockstep.runtime.monitor.reporter import TaskReporter
+from lockstep.runtime.monitor.task_process import NO_FORMER_LIFE, FormerLife
 from lockstep.runtime.reading_process import InputLost
 from lockstep.runtime.task.node import NodeConfig
 from lockstep.runtime.task.outcome import JobEndedError, Outcome
@@ -40,12 +41,12 @@ if TYPE_CHECKING:
 FAULTS_VARIABLE = "LOCKSTEP_FAULTS"
 
 
-def run_task(config: BenchConfig, reporter: TaskReporter, *, finished: bool = False, later: bool = False) -> int:
-    """Run one task of a cluster; ``reporter`` leads to its monitor. ``finished``: a former incarnation had finished.
+def run_task(config: BenchConfig, reporter: TaskReporter, former: FormerLife) -> int:
+    """Run one task of a cluster; ``reporter`` leads to its monitor.
 
-    ``later``: there was a former incarnation, so the job has already begun, from scratch if that was requested.
+    If there was a former incarnation, the job has already begun, from scratch if that was requested.
     """
-    if later:
+    if former.exists:
         config = dataclasses.replace(config, output=dataclasses.replace(config.output, from_scratch=False))
     assert config.task is not None
     assert config.cluster is not None
@@ -55,13 +56,13 @@ def run_task(config: BenchConfig, reporter: TaskReporter, *, finished: bool = Fa
     if config.exchange.is_collective:
         return _run_collective(config, reporter, signals)
     if config.task.role is Role.SERVER:
-        return _run_server(config, reporter, signals, later=later)
-    return _run_worker(config, reporter, signals, finished=finished)
+        return _run_server(config, reporter, signals, former)
+    return _run_worker(config, reporter, signals, finished=former.finished)
 
 
-def node_config(config: BenchConfig, *, returning: bool = False, later: bool = False) -> NodeConfig:
+def node_config(config: BenchConfig, *, returning: bool = False, former: FormerLife = NO_FORMER_LIFE) -> NodeConfig:
     """What the runtime needs to know about this run. ``returning``: the job restarts after a server was lost.
-    ``later``: this server had an earlier incarnation."""
+    ``former``: of this server."""
     assert config.cluster is not None
     cluster, rules = config.cluster, rules_here(config, os.environ)
     if returning:
@@ -73,7 +74,8 @@ def node_config(config: BenchConfig, *, returning: bool = False, later: bool = F
         train_dir=(config.output.train_dir or "") if rules.saves else "",
         checkpoints_kept=config.output.max_ckpts_to_keep,
         returning=returning,
-        later=later and bool(rules.server_replicas) and not rules.returns,
+        later=former.exists and bool(rules.server_replicas) and not rules.returns,
+        former_job=former.job,
         settings=settings(config),
         synchronous=config.exchange.cross_replica_sync,
         eager=True,
@@ -112,7 +114,7 @@ def planted_faults(environ: Mapping[str, str]) -> tuple[Fault, ...]:
         raise BadInput(f"{FAULTS_VARIABLE} cannot be read: {error}; unset it: it is only for drills.") from error
 
 
-def _run_server(config: BenchConfig, reporter: TaskReporter, signals: TaskSignals, *, later: bool) -> int:
+def _run_server(config: BenchConfig, reporter: TaskReporter, signals: TaskSignals, former: FormerLife) -> int:
     def make_store() -> ShardStore:
         from lockstep.benchmark.training.run import server_store
 
@@ -120,7 +122,7 @@ def _run_server(config: BenchConfig, reporter: TaskReporter, signals: TaskSignal
 
     returning = False
     while True:
-        code = _serve(config, reporter, signals, make_store, returning=returning, later=later)
+        code = _serve(config, reporter, signals, make_store, former, returning=returning)
         if code is not None:
             return code
         returning = True
@@ -131,14 +133,14 @@ def _serve(
     reporter: TaskReporter,
     signals: TaskSignals,
     make_store: Callable[[], ShardStore],
+    former: FormerLife,
     *,
     returning: bool,
-    later: bool,
 ) -> int | None:
     """Run one incarnation as a server; returns the exit code, or None if the job restarts."""
     from lockstep.runtime.task.server_node import ServerNode
 
-    node = ServerNode(node_config(config, returning=returning, later=later), make_store, say, reporter)
+    node = ServerNode(node_config(config, returning=returning, former=former), make_store, say, reporter)
     signals.attach(node)
     try:
         node.start()

@@ -117,15 +117,17 @@ def _run_server(words: Sequence[str], report_fd: int) -> int:
         from lockstep.library.node_config import node_config
         from lockstep.library.serving import refuse_missing_gpu, serve
         from lockstep.library.settings import Life
-        from lockstep.runtime.monitor.task_process import LATER, MARKS
+        from lockstep.runtime.monitor.task_process import read_marks
         from lockstep.runtime.task.signals import TaskSignals
 
-        cluster, arguments = _parse([word for word in words if word not in MARKS])
+        flags, former = read_marks(words)
+        cluster, arguments = _parse(flags)
         cluster = with_own_address(cluster, os.environ)
         assert cluster.task is not None
         refuse_missing_gpu(arguments.serving)
         signals = TaskSignals(cluster.task, say, cluster.grace)
         signals.install()
-        config = node_config(cluster, arguments.exchange, arguments.keeping, life=Life(later=LATER in words))
+        life, device = Life(later=former.exists, former_job=former.job), arguments.device
+        config = node_config(cluster, arguments.exchange, arguments.keeping, life=life, server_device=device)
         outcome = serve(config, arguments.serving, reporter, signals)
     return EXIT_FAILED if outcome.ok and outcome.unsaved else outcome.exit_code(EXIT_FAILED)

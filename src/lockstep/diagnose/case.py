@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from lockstep.diagnose.evidence import Evidence, Seen, Waiting, link_between
 from lockstep.diagnose.views import LinkView, MonitorView, TaskView, TensorView
+from lockstep.protocol.core.activity import TaskPhase
 from lockstep.protocol.core.causes import Cause
 from lockstep.protocol.core.reach import NOT_ASKED
 from lockstep.protocol.core.timing import HEARD_SECONDS, STUCK_SECONDS
@@ -19,6 +20,8 @@ HELD_BACK = 4096
 IN_VAIN = 3
 """A segment that was sent again this often, each time after twice as long, does not pass; on a slow link the second
 try does."""
+
+BEFORE_THE_MODEL = frozenset({TaskPhase.STARTING, TaskPhase.IMPORTING_TORCH, TaskPhase.CONNECTING})
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +83,18 @@ class WaitCase:
     def forming(self) -> bool:
         """Whether the cluster is not complete yet."""
         return self.waiting.forming
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether the program of the one that is waited for has yet to come to its model, as one does that comes back:
+        until then it looks at no request."""
+        view, monitor = self.view, self.monitor
+        if view is None:
+            return False
+        phases = {view.phase, "" if monitor is None else monitor.phase}
+        if phases & BEFORE_THE_MODEL:
+            return True
+        return TaskPhase.COMPARING_SETTINGS in phases and not view.buckets and not view.served
 
     def links(self) -> tuple[LinkView | None, LinkView | None]:
         """The waiter's end of the link, and the other's."""

@@ -30,7 +30,7 @@ def request_lost(case: WaitCase) -> Proof | None:
     if not (case.link_is_sound() and case.nobody_is_stuck()):
         return None
     view, asker = case.view, case.waiter_view
-    if view is None or asker is None:
+    if view is None or asker is None or case.is_starting:
         return None
     asked = case.tensor(asker, case.number, -1, case.on)
     counts = {} if asked is None else asked.counts

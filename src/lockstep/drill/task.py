@@ -42,7 +42,7 @@ from lockstep.runtime.task.node import NodeConfig
 from lockstep.runtime.task.outcome import JobEndedError, Outcome
 from lockstep.runtime.task.rank_node import RankNode
 from lockstep.runtime.task.server_node import ServerNode
-from lockstep.runtime.task.store import Done, StoreTimes
+from lockstep.runtime.task.store import Done, Found, StoreTimes
 from lockstep.runtime.task.worker_node import WorkerNode
 from lockstep.runtime.watch.dump import on_signal
 from lockstep.runtime.watch.watchdog import WatchSettings
@@ -137,7 +137,7 @@ class PlainStore:
         self._apply(effect, gradients)
         done(None)
 
-    def measure(self, effect: Measure, gradients: Sequence[memoryview]) -> float:  # noqa: ARG002
+    def measure(self, effect: Measure, gradients: Sequence[memoryview], found: Found) -> None:  # noqa: ARG002
         raise ValueError(f"a server of a drill does not measure bucket {effect.bucket}")
 
     def links_changed(self) -> None: ...

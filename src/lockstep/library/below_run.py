@@ -18,7 +18,13 @@ def life_of(link: RunLink | None, *, can_be_told: bool) -> Life:
     """What ``lockstep run`` knows of this process. ``can_be_told``: all tasks of its job can be below one."""
     if link is None:
         return Life(can_be_told=can_be_told)
-    return Life(can_be_told=can_be_told, restarted=True, later=link.later, finished=link.finished)
+    return Life(
+        can_be_told=can_be_told,
+        restarted=True,
+        later=link.later,
+        finished=link.finished,
+        former_job=link.former_job,
+    )
 
 
 def introduced(link: RunLink, config: NodeConfig, signals: TaskSignals) -> RunLink:

@@ -38,9 +38,14 @@ def make_node(
         return WorkerNode(config, say, reporter)
     if carrier == OWN:
         from lockstep.runtime.task.rank_node import RankNode
-        from lockstep.training.server.mean_store import MeanStore
+        from lockstep.training.server.mean_store import MeanStore, OwnGradients
 
-        rank = RankNode(config, lambda: MeanStore(save=save_slot, answer=save_slot.answer), say, reporter)
+        def make_store() -> MeanStore:
+            # Of ranks that come back, gradients stay what they are until all have their means.
+            own = None if rank.rules.ranks_return else OwnGradients(rank.task, rank.replaced_here)
+            return MeanStore(save=save_slot, answer=save_slot.answer, own=own)
+
+        rank = RankNode(config, make_store, say, reporter)
         rank.on_save = save_slot.expect
         return rank
     from lockstep.runtime.task.collective_node import CollectiveNode

@@ -19,6 +19,7 @@ from lockstep.errors import EXIT_FAILED
 from lockstep.library.atexit import ExitWitness, why_it_left
 from lockstep.library.devices import own_device
 from lockstep.library.errors import UsageError
+from lockstep.library.garbage import spare_collector, use_collector
 from lockstep.library.loop_position import LoopTracker
 from lockstep.library.own_group import OwnGroup
 from lockstep.library.rank_training import RankTraining
@@ -71,7 +72,16 @@ class Job:
         )
         self._group = OwnGroup(node.cluster, self._talk, self._refuse_in_child)
         node.main.enter(Doing.STARTING)  # whose thread it is: what a program does before wrap() can be shown
-        parts = JobParts(options, say, self._course, self._exits, self._shards, self._counts, self._refuse_in_child)
+        parts = JobParts(
+            options,
+            say,
+            self._course,
+            self._exits,
+            self._shards,
+            self._counts,
+            self._refuse_in_child,
+            self._talk.barrier,
+        )
         self._training: TrainingWay = (
             RankTraining(node, parts) if isinstance(node, RankNode | CollectiveNode) else ServedTraining(node, parts)
         )
@@ -157,6 +167,7 @@ class Job:
         try:
             wrapped = self._training.wrap(models, optimizer if several else [optimizer])
             self._wrapped = True
+            spare_collector()
         finally:
             self._wrapped = self._wrapped or self._training.announced
         return model, wrapped if several else wrapped[0]
@@ -357,6 +368,8 @@ class Job:
 
     def _leave(self) -> None:
         self._closed = self._talk.closed = True
+        if self._wrapped:  # otherwise what is left out is the program's own choice
+            use_collector()
         self._training.release()
         self._group.close()
         self._node.close()

@@ -269,6 +269,7 @@ def join_with(arguments: JoinArguments, environ: Mapping[str, str]) -> Job:
             launched=bare,
             carrier=carrier,
             life=life_of(link, can_be_told=arguments.launched or not cluster.shape.servers or ALL_VARIABLE in environ),
+            server_device=arguments.device,
         )
         assert cluster.task is not None
         serves = cluster.task.role is Role.SERVER
@@ -293,7 +294,7 @@ def join_with(arguments: JoinArguments, environ: Mapping[str, str]) -> Job:
         bucket_bytes=None if asked is None else round(asked * MEBIBYTE),
         wire_dtype=arguments.wire_dtype,
         backend=None if carrier == OWN else arguments.backend,
-        find_store=None if launch is None else lambda port: find_store(cluster, launch, port),
+        find_store=None if launch is None else lambda job, port: find_store(cluster, launch, job, port),
     )
     return _join_as_worker(config, sidecar, options, signals, carrier)
 
@@ -324,7 +325,7 @@ def refuse_bad_cluster(cluster: ClusterSpec, arguments: JoinArguments, *, launch
     problems = list(exchange_problems(arguments.exchange, workers, servers))
     problems += keeping_problems(arguments.keeping, arguments.exchange, workers, launched=launched, servers=servers)
     if arguments.server_replicas and servers:
-        problems += replica_problems(arguments.exchange, workers, arguments.device)
+        problems += replica_problems(arguments.exchange, workers)
     _refuse(cluster_problems(cluster) + problems)
 
 

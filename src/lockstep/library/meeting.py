@@ -6,7 +6,7 @@ import itertools
 
 from lockstep.errors import BadInput
 from lockstep.library.launcher import Launch
-from lockstep.protocol.core.ids import Role, TaskId
+from lockstep.protocol.core.ids import JobId, Role, TaskId
 from lockstep.runtime.monitor.door import RunLink
 from lockstep.runtime.startup.cluster import ClusterSpec
 from lockstep.runtime.startup.rendezvous import RendezvousError, RendezvousSpec, meet
@@ -33,7 +33,7 @@ def gather(spec: ClusterSpec, launch: Launch, link: RunLink | None, servers: int
         )
     met = () if link is None else link.met
     try:
-        hosts = met or _meet(spec, launch, port)
+        hosts = met or _meet(spec, launch, port, f"{next(_meetings)}")
     except RendezvousError as error:
         raise BadInput(str(error)) from None
     if link is not None:
@@ -43,8 +43,8 @@ def gather(spec: ClusterSpec, launch: Launch, link: RunLink | None, servers: int
     return spec.with_hosts(hosts[:servers], hosts[servers:]).for_task(task)
 
 
-def _meet(spec: ClusterSpec, launch: Launch, port: int) -> tuple[str, ...]:
-    """Where every rank listens, in order."""
+def _meet(spec: ClusterSpec, launch: Launch, port: int, name: str) -> tuple[str, ...]:
+    """Where every rank listens, in order. ``name``: tells this meeting of these ranks from others."""
     key = None if (known := chosen_key()) is None else known.sub(Purpose.RENDEZVOUS)
     same = {"rank": launch.rank, "world": launch.world}
     if launch.store is not None:
@@ -53,7 +53,7 @@ def _meet(spec: ClusterSpec, launch: Launch, port: int) -> tuple[str, ...]:
         meeting = StoreMeeting(
             **same,
             store=launch.store,
-            name=f"{launch.attempt}/{next(_meetings)}",
+            name=f"{launch.attempt}/{name}",
             timeout=spec.startup_timeout,
             version=__version__,
             key=key,
@@ -65,12 +65,13 @@ def _meet(spec: ClusterSpec, launch: Launch, port: int) -> tuple[str, ...]:
     return meet(by_rank_0, port, say)
 
 
-def find_store(spec: ClusterSpec, launch: Launch, port: int) -> tuple[str, int]:
+def find_store(spec: ClusterSpec, launch: Launch, job: JobId, port: int) -> tuple[str, int]:
     """Where worker 0 keeps the store of torch.distributed; ``port``: of this process's own, if it is worker 0.
 
+    Each job has a store of its own: below ``lockstep run`` its ranks may have met in another one before.
     JobEndedError would need a job that knows better: whoever does not come is missing, and named.
     """
-    found = parse_address(_meet(spec, launch, port or 1)[0])
+    found = parse_address(_meet(spec, launch, port or 1, f"job {job:016x}")[0])
     return found.host, found.port
 
 

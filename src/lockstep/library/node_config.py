@@ -32,11 +32,12 @@ def node_config(
     launched: bool = False,
     carrier: str = "",
     life: Life = FIRST_LIFE,
+    server_device: str = "cpu",
 ) -> NodeConfig:
     """What the runtime needs to know about a job of the library. BadInput if its ``train_dir`` is refused.
 
     ``launched``: by a launcher, without ``lockstep run``. ``carrier``: without servers, what carries the gradients.
-    ``life``: what ``lockstep run`` makes of this process.
+    ``life``: what ``lockstep run`` makes of this process. ``server_device``: where this task updates, if it serves.
     """
     workers, servers = cluster.shape.workers, cluster.shape.servers
     rules = recovery_rules(
@@ -47,11 +48,11 @@ def node_config(
         launched=launched,
         servers=servers,
         grace_seconds=cluster.grace,
-        goes_back=life.everybody_restarts and carrier != TORCH,
+        goes_back=life.everybody_restarts,
         server_replicas=cluster.server_replicas,
         ranks_return=life.everybody_restarts and carrier == OWN,
     )
-    settings = library_settings(cluster, exchange, rules, carrier, life)
+    settings = library_settings(cluster, exchange, rules, carrier, life, server_device)
     if returning := life.later and (rules.returns or rules.ranks_return):
         cluster = dataclasses.replace(cluster, startup_timeout=cluster.rejoin_timeout)
     resumes = bool(keeping.train_dir) and cluster.task == cluster.shape.coordinator
@@ -85,5 +86,6 @@ def node_config(
         own_program=True,
         returning=returning,
         later=life.later and bool(rules.server_replicas) and not rules.returns and cluster.task in cluster.shape.homes,
+        former_job=life.former_job if cluster.task in cluster.shape.server_ids() else 0,
         finished=life.finished and (rules.returns or rules.ranks_return),
     )

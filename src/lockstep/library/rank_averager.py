@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 
 from lockstep.library.errors import UsageError
 from lockstep.library.meeting import port_for_store
 from lockstep.library.training_way import JobOptions
+from lockstep.protocol.core.ids import JobId
 from lockstep.protocol.core.messages import Setting
 from lockstep.runtime.startup.cluster import ClusterSpec
 from lockstep.runtime.task.collective_node import CollectiveNode
@@ -35,11 +38,11 @@ def make_averager(
                 "lockstep.join(backend='nccl') or 'gloo', the same on every rank"
             )
         return OwnAverager(node, layout, untrained)
-    group = WorkerGroup(meeting_point(node.cluster, device, options), node)
+    group = WorkerGroup(meeting_point(node.cluster, node.job, device, options), node)
     return TorchAverager(group, layout, device, untrained)
 
 
-def meeting_point(cluster: ClusterSpec, device: torch.device, options: JobOptions) -> MeetingPoint:
+def meeting_point(cluster: ClusterSpec, job: JobId, device: torch.device, options: JobOptions) -> MeetingPoint:
     """Where the ranks meet if torch.distributed carries their gradients."""
     assert cluster.task is not None
     hosts = [parse_address(address).host for address in cluster.worker_hosts]
@@ -55,7 +58,7 @@ def meeting_point(cluster: ClusterSpec, device: torch.device, options: JobOption
         patience=max(STORE_SECONDS, cluster.startup_timeout),
         backend=wanted,
         device=f"{own} {device}",
-        find=options.find_store,
+        find=None if options.find_store is None else functools.partial(options.find_store, job),
     )
 
 

@@ -35,8 +35,6 @@ from lockstep.training.ranks.kept_versions import (
 from lockstep.training.tensors import as_tensor
 from lockstep.training.worker.binding import Trained
 
-HELD_BYTES: Final = 14 << 20
-"""Of the states of all ranks together: the coordinator sends them to its deputy in one message."""
 _PAUSE_SECONDS: Final = 0.02
 Found = tuple[str, dict[str, Tensor]]
 

@@ -30,7 +30,7 @@ from lockstep.library.parameters import (
 from lockstep.library.program_state import ProgramState
 from lockstep.library.rank_averager import make_averager
 from lockstep.library.rank_checkpoint import RankCheckpoint
-from lockstep.library.rank_return import HELD_BYTES, RankReturn
+from lockstep.library.rank_return import RankReturn
 from lockstep.library.training_way import JobParts, NormClip
 from lockstep.protocol.core.activity import TaskPhase
 from lockstep.protocol.core.causes import Cause, own_error
@@ -51,7 +51,7 @@ from lockstep.training.ranks.rank_replica import COMPARE_EVERY, GradientMisuse, 
 from lockstep.training.ranks.sparse import numbers_of_gradient
 from lockstep.training.torch_private import foreach_norm
 from lockstep.training.worker.binding import Trained
-from lockstep.training.worker.local_state import MOST_BYTES
+from lockstep.training.worker.local_state import most_bytes
 
 
 class RankTraining:
@@ -150,7 +150,7 @@ class RankTraining:
         if self._return is not None:
             self._return.begin()
         self._finite = FiniteParameters(self._node, self._parts, [(one.name, one.parameter) for one in trained])
-        most = MOST_BYTES if self._return is None else min(MOST_BYTES, HELD_BYTES // self._node.cluster.shape.workers)
+        most = most_bytes(self._node.cluster.shape.workers, held=self._return is not None)
         describes = self._node.task == CHIEF
         state = ProgramState(self._models, self._optimizers, trained, describes=describes, most=most)
         self._parts.course.begin(state, self._optimizers, self.replica.step)

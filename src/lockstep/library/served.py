@@ -44,6 +44,7 @@ from lockstep.training.bucket_size import fitting_bucket_bytes
 from lockstep.training.copies import CopyAnswers, OwnHook
 from lockstep.training.wire_format import WireFormat
 from lockstep.training.worker.binding import BindingOptions, Trained
+from lockstep.training.worker.local_state import most_bytes
 from lockstep.training.worker.sealed_replica import SealedReplica, SealedStep
 
 NEVER_STEPPED = (
@@ -126,7 +127,9 @@ class ServedTraining:
             raise UsageError(str(error)) from None
         self._announced = True
         self.replica.start()
-        state = ProgramState(self._models, self._optimizers, trained, describes=self._node.task == CHIEF)
+        node = self._node
+        most = most_bytes(node.cluster.shape.workers, held=bool(node.config.recovery.server_replicas))
+        state = ProgramState(self._models, self._optimizers, trained, describes=node.task == CHIEF, most=most)
         self._course.begin(state, self._optimizers, self.replica.step)
         self._counts.missed = 0 if self._node.keeps_state else self.replica.step
         self._state = RemoteState(self._node, self.replica.plan, self.replica.bound_parameters())
@@ -156,6 +159,9 @@ class ServedTraining:
                 with node.main.during(Doing.BUSY, "sending the optimizer's state to the servers"):
                     servers.bring(known, only_missing=node.start_step > INITIAL_STEP)
             known.optimizer.state.clear()
+        if node.config.synchronous and node.config.aggregate is None:
+            # Before anybody asks for it, the servers have all of it. Only the chief knows whether there is any.
+            self._parts.meet("job.wrap()")
 
     def _fitting_bucket_bytes(self, trained: Sequence[Trained]) -> int:
         config = self._node.config
@@ -193,6 +199,8 @@ class ServedTraining:
             if self._node.task == CHIEF:
                 state.bring(known)
             known.optimizer.state.clear()
+            # Otherwise another worker could ask for it, or go on, while the servers have only part of it.
+            self._parts.meet("load_state_dict() of an optimizer")
 
         self._handles += [
             known.optimizer.register_state_dict_pre_hook(fetch),

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lockstep.errors import BadInput
+from lockstep.library.garbage import spare_collector
 from lockstep.protocol.core.ids import TaskId
 from lockstep.runtime.startup.cluster import ClusterSpec
 from lockstep.runtime.task.failures import failure_of
@@ -55,7 +56,8 @@ def make_store(serving: StoreChoice, cluster: ClusterSpec) -> ShardStore:
 
     use_own_threads()
     device = _gpu_of(cluster) if serving.device == "gpu" else None
-    return TorchShardStore(device, WireFormat(serving.wire_dtype), fitting_helpers(cluster))
+    wire, helpers, alone = WireFormat(serving.wire_dtype), fitting_helpers(cluster), not cluster.server_replicas
+    return TorchShardStore(device, wire, helpers, stays_on_gpu=alone)
 
 
 def _gpu_of(cluster: ClusterSpec) -> torch.device:
@@ -88,6 +90,7 @@ def serve(config: NodeConfig, serving: StoreChoice, reporter: TaskReporter, sign
         warm_up()  # while the cluster forms
 
         node.wait_until_member()
+        spare_collector()
         outcome = node.wait_until_ended()
         if outcome.again:
             return outcome

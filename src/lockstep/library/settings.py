@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from lockstep.protocol.coordinator.recovery import LossPolicy, RecoveryRules
-from lockstep.protocol.core.ids import ClusterShape
+from lockstep.protocol.core.ids import ClusterShape, JobId
 from lockstep.protocol.core.messages import Setting
-from lockstep.protocol.core.setting_names import LOCKSTEP_VERSION, SERVERS, TORCH_VERSION, WORKERS
+from lockstep.protocol.core.setting_names import LOCKSTEP_VERSION, SERVER_DEVICE, SERVERS, TORCH_VERSION, WORKERS
 from lockstep.protocol.core.timing import GRACE_SECONDS
 from lockstep.runtime.startup.cluster import ClusterSpec
 from lockstep.version import __version__, torch_version
@@ -98,6 +98,8 @@ class Life:
     """There was a former life, which may have begun the job from scratch."""
     finished: bool = False
     """It had made all its steps."""
+    former_job: JobId = 0
+    """The job that it was in; 0: none."""
 
     @property
     def everybody_restarts(self) -> bool:
@@ -107,9 +109,11 @@ class Life:
 FIRST_LIFE = Life()
 
 
-def _why_no_recovery(exchange: Exchange, workers: int, *, launched: bool, servers: int = 1) -> str:
+def _why_no_recovery(exchange: Exchange, workers: int, *, launched: bool, servers: int = 1, carrier: str = "") -> str:
     """Why a lost worker cannot rejoin such a job; empty if it can."""
-    if not servers:
+    if carrier == TORCH and not launched:
+        return "gloo or NCCL carries the gradients, and neither takes a lost rank back into its group"
+    if not servers and not launched:
         return "without servers, a lost rank comes back only below 'lockstep run', which starts it again"
     if not exchange.synchronous:
         return "asynchronous training has no common step to go back to"
@@ -142,14 +146,12 @@ def keeping_problems(
         yield "save_model_secs, save_model_steps and max_ckpts_to_keep must not be negative; give 0 or more."
 
 
-def replica_problems(exchange: Exchange, workers: int, device: str) -> Iterator[str]:
+def replica_problems(exchange: Exchange, workers: int) -> Iterator[str]:
     """What servers with second homes need and this job does not have, one sentence per problem."""
     if not exchange.synchronous:
         yield "server_replicas=1 needs steps that all workers make together; omit synchronous=False."
     if exchange.aggregate(workers) is not None:
         yield "server_replicas=1 needs all workers in every step; omit replicas_to_aggregate."
-    if device != "cpu":
-        yield "server_replicas=1 needs servers that update on a CPU; omit device='gpu'."
 
 
 def recovery_rules(
@@ -189,11 +191,17 @@ def loss_notice(
     """What the chief prints at the start about losing a worker; empty if the job goes on after that."""
     if rules.takes_back or rules.ranks_return or (rules.returns and not servers):
         return ""
-    why = _why_no_recovery(exchange, workers, launched=launched, servers=servers)
-    hint = "; started again, it resumes from the newest checkpoint" if rules.saves_last else ""
-    if not servers and carrier != TORCH:
-        hint += "; give 'lockstep run -- python ...' in place of python"
+    why = _why_no_recovery(exchange, workers, launched=launched, servers=servers, carrier=carrier)
+    hint = _hint(rules, launched=launched)
     return f"the loss of a worker ends this job: {why or 'on_worker_loss is abort'}{hint} (docs/recovery.md)"
+
+
+def _hint(rules: RecoveryRules, *, launched: bool) -> str:
+    """What a job that a loss has ended does when it is started again."""
+    again = "; started again (by torchrun with --max-restarts, for example)" if launched else "; started again"
+    if rules.saves_last:
+        return f"{again}, it resumes from the newest checkpoint"
+    return f"{again}, it begins at step 0: there is no train_dir" if launched else ""
 
 
 def who_trains(shape: ClusterShape) -> str:
@@ -203,7 +211,12 @@ def who_trains(shape: ClusterShape) -> str:
 
 
 def library_settings(
-    cluster: ClusterSpec, exchange: Exchange, rules: RecoveryRules, carrier: str = "", life: Life = FIRST_LIFE
+    cluster: ClusterSpec,
+    exchange: Exchange,
+    rules: RecoveryRules,
+    carrier: str = "",
+    life: Life = FIRST_LIFE,
+    server_device: str = "cpu",
 ) -> tuple[Setting, ...]:
     """These are compared when a task joins; the first that differs is named."""
     shape = cluster.shape
@@ -222,6 +235,8 @@ def library_settings(
         "server_replicas": rules.server_replicas,
         "train_dir": "given" if rules.saves_last else "not given",
     }
+    if rules.server_replicas and cluster.task in shape.server_ids():
+        values[SERVER_DEVICE] = server_device
     if carrier:
         values["backend"] = carrier
     if life.can_be_told:

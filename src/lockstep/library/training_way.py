@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from lockstep.library.atexit import ExitWitness
 from lockstep.library.loop_position import LoopTracker
 from lockstep.library.sharding import MapShard
-from lockstep.protocol.core.ids import Step
+from lockstep.protocol.core.ids import JobId, Step
 from lockstep.training.ranks.saving import SaveSlot
 
 Say = Callable[[str], None]
@@ -35,7 +35,7 @@ class JobOptions:
     own_copy: bool = False
     backend: str | None = None
     """Without servers, what carries the gradients; None: what fits."""
-    find_store: Callable[[int], tuple[str, int]] | None = None
+    find_store: Callable[[JobId, int], tuple[str, int]] | None = None
     """Without servers, how worker 0 tells the others where its store is; None: at an agreed port."""
     save_slot: SaveSlot = field(default_factory=SaveSlot)
     """Without servers, where the node's store finds what to save."""
@@ -64,6 +64,8 @@ class JobParts:
     """The shards that the program uses."""
     counts: StepCounts
     refuse_in_child: Callable[[str], None]
+    meet: Callable[[str], None]
+    """Block until all workers have come to the call of this name."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,17 +73,26 @@ class HostNetwork:
         ip("netns", "add", self._switch)
         ip("-n", self._switch, "link", "add", "br0", "type", "bridge")
         ip("-n", self._switch, "link", "set", "br0", "up")
-        for number, (name, namespace) in enumerate(self.namespaces.items()):
-            inside, outside = f"i{number}", f"o{number}"
+        for name, namespace in self.namespaces.items():
             ip("netns", "add", namespace)
-            ip("link", "add", inside, "netns", namespace, "type", "veth",
-                "peer", "name", outside, "netns", self._switch)  # fmt: skip
-            ip("-n", self._switch, "link", "set", outside, "master", "br0", "up")
             ip("-n", namespace, "link", "set", "lo", "up")
-            ip("-n", namespace, "link", "set", inside, "up")
-            for address in self._addresses[name]:
-                extra = ["nodad"] if ":" in address else []
-                ip("-n", namespace, "addr", "add", address, "dev", inside, *extra)
+            self.plug(name)
+
+    def plug(self, name: str) -> None:
+        """Give this host its interface, with its addresses."""
+        inside, namespace = self.interface(name), self.namespaces[name]
+        outside = f"o{inside[1:]}"
+        ip("link", "add", inside, "netns", namespace, "type", "veth",
+            "peer", "name", outside, "netns", self._switch)  # fmt: skip
+        ip("-n", self._switch, "link", "set", outside, "master", "br0", "up")
+        ip("-n", namespace, "link", "set", inside, "up")
+        for address in self._addresses[name]:
+            extra = ["nodad"] if ":" in address else []
+            ip("-n", namespace, "addr", "add", address, "dev", inside, *extra)
+
+    def unplug(self, name: str) -> None:
+        """Take it away: nothing leaves this host any more, not even the end of a connection."""
+        ip("-n", self.namespaces[name], "link", "del", self.interface(name))
 
     def interface(self, name: str) -> str:
         """What the host of this name calls its interface."""

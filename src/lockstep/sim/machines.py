@@ -69,6 +69,7 @@ class MachineMaker:
             aggregate=aggregate,
             any_rates=any_rates,
             averages=averages,
+            overwrites=scenario.overwrites,
         )
 
     def coordinator(

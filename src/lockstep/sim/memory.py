@@ -105,7 +105,7 @@ class SimulatedMemory:
         return self._cell("inbox", server, bucket, life, worker)
 
     def slot(self, server: TaskId, bucket: BucketId, slot: int) -> Cell:
-        """One of the two copies of a bucket in a server's store."""
+        """One of the copies of a bucket in a server's store: one or two."""
         return self._cell("slot", server, bucket, slot)
 
     def forget(self, task: TaskId) -> None:

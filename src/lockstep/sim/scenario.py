@@ -222,6 +222,12 @@ class Scenario:
         return self.rules.takes_back or self.rules.returns
 
     @property
+    def overwrites(self) -> bool:
+        """Whether servers write each version over the one before."""
+        common = self.mode.synchronous and self.aggregate is None
+        return bool(self.servers) and self.mode.seals and common and not self.rules.keeps_versions
+
+    @property
     def shrinks(self) -> bool:
         """Whether the job continues without a lost worker: then its numbers depend on which worker was lost when."""
         return self.rules.on_worker_loss is LossPolicy.SHRINK

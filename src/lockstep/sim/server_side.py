@@ -89,6 +89,10 @@ class SimulatedServer:
         self._job = effect.job
 
     @property
+    def _slot_count(self) -> int:
+        return 1 if self._around.scenario.overwrites else 2
+
+    @property
     def _oracle(self) -> Oracle:
         return self._around.oracles[self._job]
 
@@ -142,7 +146,7 @@ class SimulatedServer:
     def _load(self, plan: Plan, layout: Layout) -> None:
         saved = self._around.disk.checkpoints[int(layout.checkpoint)].buckets
         for bucket in plan.buckets_of(self.task.index):
-            slot = self._around.memory.slot(self.task, bucket.id, layout.start % 2)
+            slot = self._around.memory.slot(self.task, bucket.id, layout.start % self._slot_count)
             for half in (0, 1):
                 slot.write(half, saved[bucket.id].tag)
             self._momentum[bucket.id] = saved[bucket.id].momentum
@@ -160,7 +164,8 @@ class SimulatedServer:
             return self._kept_by_rank(self._plan, version)
         for bucket in self._plan.buckets_of(self.task.index):
             tag = self._oracle.version(bucket.id, version)
-            self._around.memory.slot(self.task, bucket.id, version % 2).expect(tag, f"{self.task}, which saves it,")
+            slot = self._around.memory.slot(self.task, bucket.id, version % self._slot_count)
+            slot.expect(tag, f"{self.task}, which saves it,")
             assert tag is not None
             kept[bucket.id] = SavedBucket(tag, self._momentum.get(bucket.id, 0))
         return kept
@@ -266,7 +271,7 @@ class SimulatedServer:
         self.applying = (effect, self._around.agenda.now)
 
     def _slots(self, effect: Apply) -> tuple[Cell, Cell]:
-        if effect.from_slot == effect.to_slot:
+        if effect.from_slot == effect.to_slot and not self._around.scenario.overwrites:
             raise Violation(Rule.IN_PLACE, f"step {effect.step} updates bucket {effect.bucket} in place")
         slot = self._around.memory.slot
         return slot(self.task, effect.bucket, effect.from_slot), slot(self.task, effect.bucket, effect.to_slot)
@@ -287,7 +292,8 @@ class SimulatedServer:
     ) -> None:
         self.applying = None
         source, target = self._slots(effect)
-        source.expect(self._oracle.base_of(effect), f"{self.task} after step {effect.step}")
+        if source is not target:
+            source.expect(self._oracle.base_of(effect), f"{self.task} after step {effect.step}")
         for arrival, gradient in zip(taken, gradients, strict=True):
             arrival.cell.expect(gradient, f"{self.task} at the end of its update")
             arrival.cell.readers -= 1

@@ -16,6 +16,10 @@ SEALED_BUCKETS_OF_A_SERVER: Final = 8
 """Where all are updated after backward: while one is updated, the one before is on its way back, so that the last of
 them is all that a worker waits for besides the updates."""
 
+LARGEST_NETWORK_BUCKET: Final = 8 * MEBIBYTE
+"""Of ranks, over a network: the messages about a bucket take as much processor time as the bytes of 1 MiB or 2, and of
+each bucket every rank makes some."""
+
 TORCH_BUCKET_BYTES: Final = 25 * MEBIBYTE
 """Where torch.distributed carries the buckets: the size that DDP takes, for which its backends are tuned."""
 
@@ -24,9 +28,11 @@ def rank_bucket_bytes(model_bytes: int, ranks: int, *, shares_memory: bool, carr
     """The same where every rank trains: means are made while backward goes on, and the last bucket ends it."""
     if carried_by_torch:
         return TORCH_BUCKET_BYTES
+    share = model_bytes // max(1, ranks)
     if not shares_memory:
-        return BUCKET_BYTES
-    fitting = model_bytes // max(1, ranks) // BUCKETS_OF_A_SERVER
+        # Every rank has something to average, if there is enough of it.
+        return min(max(-(-share // MEBIBYTE) * MEBIBYTE, BUCKET_BYTES), LARGEST_NETWORK_BUCKET)
+    fitting = share // BUCKETS_OF_A_SERVER
     return min(max(-(-fitting // MEBIBYTE) * MEBIBYTE, BUCKET_BYTES), LARGEST_FITTING_BUCKET)
 
 

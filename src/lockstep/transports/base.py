@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from lockstep.protocol.core.causes import Reason
 from lockstep.protocol.core.messages import Ticket
@@ -105,8 +105,7 @@ class Loan(Protocol):
     def release(self) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
+class Move(NamedTuple):
     """A range of ``source`` that goes into the peer's region, and the note that follows it. ``nbytes`` may be 0."""
 
     source: Region
@@ -138,6 +137,9 @@ class EndpointEvents(Protocol):
 
     def on_lent(self, note: bytes, loan: Loan) -> None:
         """A loan from the peer can be read; release it soon."""
+
+    def on_word(self, word: bytes) -> None:
+        """The peer has said this (``Speaks``)."""
 
     def on_lost(self, reason: Reason) -> None:
         """The link broke; ``reason`` is a plain phrase that includes what the system reported."""
@@ -194,6 +196,24 @@ class ShowsProgress(Protocol):
 
     def bytes_under_way(self) -> int:
         """How many bytes of incomplete transfers have moved so far, in both directions."""
+
+
+@runtime_checkable
+class Speaks(Protocol):
+    """An endpoint that carries short words beside its transfers, in order, for less than a control stream takes."""
+
+    def say(self, word: bytes) -> bool:
+        """Never blocks. False: not over this link, or not now; nothing was said."""
+
+
+@runtime_checkable
+class LandsOnce(Protocol):
+    """An endpoint that can let what the peer writes land once, so that a transfer that is repeated does no harm."""
+
+    def grant_once(self, region: Region) -> Ticket | None:
+        """Let the peer of this link write into ``region``, each range once: what has landed whole does not land there
+        again before the next call, and nothing of a ticket from before it does. Such writes arrive and are thrown away,
+        without a callback. They cannot be loans. None: this endpoint cannot do that."""
 
 
 class Transport(Protocol):

@@ -5,28 +5,59 @@ from __future__ import annotations
 import ctypes
 import secrets
 import threading
+from collections import deque
 from collections.abc import Callable
+from typing import Final
 
 from lockstep.protocol.core.messages import Ticket
 from lockstep.transports.base import PeerAddress
 from lockstep.transports.frame_error import FrameError
 from lockstep.transports.memory import HostRegion
 
+_FORMER_KEYS: Final = 1024
+"""Of a grant that lets everything land once: what is on its way may have one of the last few."""
+
 
 class RegionGrant:
     """One incarnation of one peer may write into one region, until the grant ends.
 
     Bytes land under ``lock`` and only while ``live``: once ``end`` has returned, nothing lands through it any more.
+
+    ``once``: what has landed whole does not land again before ``renew``, and what began before it does not land at all.
     """
 
-    def __init__(self, region: HostRegion, peer: PeerAddress) -> None:
+    def __init__(self, region: HostRegion, peer: PeerAddress, *, once: bool = False) -> None:
         self.region = region
+        self.once = once
+        self._former: deque[bytes] = deque(maxlen=_FORMER_KEYS)
+        self._landed: set[int] = set()
         self.task = peer.task
         self.incarnation = peer.incarnation
         self.key = secrets.token_bytes(8)
         self.lock = threading.Lock()
         self.live = True
         self._watchers: set[Callable[[], None]] = set()
+
+    def renew(self) -> None:
+        """Let everything land once more, by another key."""
+        with self.lock:
+            self._former.append(self.key)
+            self._landed.clear()
+            self.key = secrets.token_bytes(8)
+
+    def knows(self, key: bytes) -> bool:
+        """Whether the peer has, or had, this key."""
+        return key == self.key or key in self._former
+
+    def lets_in(self, key: bytes, offset: int) -> bool:
+        """Whether what comes with this key may land there now; otherwise it is thrown away."""
+        return not self.once or (key == self.key and offset not in self._landed)
+
+    def has_landed(self, key: bytes, offset: int) -> None:
+        if self.once:
+            with self.lock:
+                if key == self.key:
+                    self._landed.add(offset)
 
     def land(self, offset: int, data: memoryview) -> bool:
         """Copy ``data`` to ``offset`` of the region; False if the grant has ended."""
@@ -75,11 +106,24 @@ class Grants:
                 grant = self._by_place[place] = RegionGrant(region, peer)
         return Ticket(transport, region.number, region.nbytes, 0, grant.key)
 
+    def give_once(self, transport: str, region: HostRegion, peer: PeerAddress) -> Ticket:
+        """The same for a grant by which each range lands once. Nothing lands by an earlier ticket of it any more."""
+        with self._lock:
+            place = (region.number, peer.task)
+            grant = self._by_place.get(place)
+            if grant is not None and grant.once and grant.incarnation == peer.incarnation:
+                grant.renew()
+            else:
+                if grant is not None:
+                    grant.end()
+                grant = self._by_place[place] = RegionGrant(region, peer, once=True)
+        return Ticket(transport, region.number, region.nbytes, 0, grant.key)
+
     def check(self, peer: PeerAddress, region: int, key: bytes, offset: int, nbytes: int) -> RegionGrant:
         """The grant that lets ``peer`` write this range of ``region``; ``FrameError`` if it has none."""
         with self._lock:
             grant = self._by_place.get((region, peer.task))
-        if grant is None or not grant.live or grant.incarnation != peer.incarnation or grant.key != key:
+        if grant is None or not grant.live or grant.incarnation != peer.incarnation or not grant.knows(key):
             raise FrameError(f"region {region} was not granted to this incarnation of {peer.task}")
         if offset + nbytes > grant.region.nbytes:
             raise FrameError(

@@ -58,7 +58,7 @@ BROKEN: dict[str, tuple[str, BenchConfig, str]] = {
     "too many": ("local cluster", _local(1, 64), "would start 65 tasks here"),
     "no second server": ("server replicas", _replicated(1), "give --ps=2"),
     "replicas without steps": ("server replicas", _replicated(2, cross_replica_sync=False), "steps that all workers"),
-    "replicas on GPUs": ("server replicas", _replicated(2, local_parameter_device="gpu"), "update on a CPU"),
+    "replicas on GPUs": ("server replicas", _replicated(2, local_parameter_device="gpu"), "same kind of device"),
     "model": ("model", BenchConfig(model="resnet49"), "did you mean resnet50"),
     "refused model": ("model", BenchConfig(model="ssd300"), "needs the COCO data set"),
     "data set": ("model", BenchConfig(data_name="mnist"), "--data_name=mnist is not known"),

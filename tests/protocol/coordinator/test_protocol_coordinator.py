@@ -9,7 +9,7 @@ from lockstep.protocol.coordinator.coordinator_machine import JOB_PHASE_TRANSITI
 from lockstep.protocol.core.causes import NO_REASON, Cause, Reason
 from lockstep.protocol.core.effects import Send
 from lockstep.protocol.core.events import Broken, LinkLost, LinkUp, PeerGone, Searched, Tick
-from lockstep.protocol.core.ids import INITIAL_STEP, TaskId, server, worker
+from lockstep.protocol.core.ids import INITIAL_STEP, Role, TaskId, server, worker
 from lockstep.protocol.core.messages import (
     Applied,
     Commit,
@@ -25,6 +25,7 @@ from lockstep.protocol.core.messages import (
     Seal,
     View,
 )
+from lockstep.protocol.core.setting_names import SERVER_DEVICE
 from lockstep.protocol.core.timing import REPEAT_SECONDS
 from lockstep.protocol.phrases import waited_for
 from protocol.protocol_rigs import JOB, CoordinatorRig, join_of, life, messages_to
@@ -131,6 +132,21 @@ def test_the_seed_is_compared_between_workers_and_a_server_may_be_started_withou
     assert rig.machine.end is not None
     reason = "worker 1 has seed=1234, worker 0 has seed=7; start all tasks with the same value"
     assert rig.machine.end.reason == Reason(Cause.MISMATCH, reason, peer=str(W0))
+
+
+@pytest.mark.parametrize("first", [server(0), worker(0)])
+def test_the_device_of_servers_is_compared_between_servers(first: TaskId) -> None:
+    """Both homes of a shard must make the same bits."""
+    rig = CoordinatorRig(servers=2, workers=1)
+    others = [task for task in (server(0), worker(0), server(1)) if task != first]
+    for task in (first, *others):
+        device = {} if task.role is Role.WORKER else {SERVER_DEVICE: "gpu" if task.index else "cpu"}
+        rig.join(task, optimizer="sgd", **device)
+    assert rig.machine.end is not None
+    reason = (
+        "server 1 has device of servers=gpu, server 0 has device of servers=cpu; start all tasks with the same value"
+    )
+    assert rig.machine.end.reason == Reason(Cause.MISMATCH, reason, peer=str(server(0)))
 
 
 def test_before_the_view_a_task_may_come_and_go() -> None:

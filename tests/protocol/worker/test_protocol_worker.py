@@ -431,3 +431,24 @@ def test_a_worker_that_is_never_left_behind_may_not_leave_out_a_step() -> None:
     rig.receive_version(0)
     with pytest.raises(LocalProtocolError, match="began step 4 after step -1"):
         rig.tell(StepBegun(4, ()))
+
+
+def test_an_open_that_comes_before_its_view_counts_as_soon_as_the_view_is_here() -> None:
+    """With three servers they come over different links. Forgotten, it would be said again two seconds later."""
+    rig, next_home = in_state(HeldBucketState.OFFERED), server(1)
+    side = rig.machine._servers[next_home] = ServerSide(next_home, life(next_home), linked=True, grant=TICKET)
+    rig.tell(TransferEnded(PS, 0, 0, TensorKind.GRADIENT, True))
+    assert rig.hear(next_home, Open(0, (), view=2)) == []
+    assert side.open_step < 0
+    effects = rig.hear(PS, View(77, 2, (), shards=(Homes(1),), decisions=(Homes(1),)))
+    assert [(one.peer, one.step) for one in effects if isinstance(one, SendGradient)] == [(next_home, 0)]
+
+
+def test_an_early_open_is_forgotten_with_its_link() -> None:
+    rig, next_home = in_state(HeldBucketState.OFFERED), server(1)
+    rig.machine._servers[next_home] = ServerSide(next_home, life(next_home), linked=True, grant=TICKET)
+    rig.hear(next_home, Open(0, (), view=2))
+    rig.tell(LinkLost(next_home, "connection reset"))
+    effects = rig.hear(PS, View(77, 2, (), shards=(Homes(1),), decisions=(Homes(1),)))
+    assert not [one for one in effects if isinstance(one, SendGradient)]
+    assert rig.machine._servers[next_home].open_step < 0

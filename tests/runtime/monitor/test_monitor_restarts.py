@@ -14,7 +14,15 @@ from helpers.ports import free_port
 from helpers.programs import Program, command_line
 from helpers.waiting import wait_until
 from lockstep.protocol.core.ids import worker
-from lockstep.runtime.monitor.task_process import FINISHED, LATER, REPORT_FD
+from lockstep.runtime.monitor.task_process import (
+    FINISHED,
+    LATER,
+    MARKS,
+    NO_FORMER_LIFE,
+    REPORT_FD,
+    FormerLife,
+    read_marks,
+)
 from lockstep.transports.control.monitor_client import Unreachable, describe
 
 pytestmark = pytest.mark.timed
@@ -96,7 +104,14 @@ def test_another_life_is_told_that_it_is_not_the_first() -> None:
     address = f"127.0.0.1:{port}"
     with monitored(port, 1, "ready=10.0.0.1:1", LATER, "phase=training", "hang") as program:
         first = wait_until(lambda: pid_of(address), 15, "a life")
-        assert LATER not in command_line(first)
+        assert not any("--lockstep_later" in word for word in command_line(first))
         os.kill(first, signal.SIGKILL)
         done = program.wait(15)
-    assert f"unknown action '{LATER}'" in done.stderr
+    assert "unknown action '--lockstep_later'" in done.stderr
+
+
+def test_a_task_reads_of_the_incarnations_before_it_what_its_monitor_has_noted() -> None:
+    command = ("bench", *MARKS, "--ps=1")
+    assert read_marks(NO_FORMER_LIFE.marked(command)) == (["bench", "--ps=1"], NO_FORMER_LIFE)
+    former = FormerLife(finished=True, exists=True, job=0x1F0C9A7E)
+    assert read_marks(former.marked(command)) == (["bench", "--ps=1"], former)

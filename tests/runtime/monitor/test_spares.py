@@ -179,7 +179,7 @@ def program_in(folder: Path, package: str = "") -> Path:
         ((), "file", "7", 7),
         (("-u", "-W", "ignore::UserWarning"), "file", "raise", 1),
         ((), "module", "words", 1),
-        (("-P",), "file", "0", 0),
+        pytest.param(("-P",), "file", "0", 0, marks=[pytest.mark.slow, pytest.mark.long]),
     ],
 )
 def test_a_spare_runs_a_program_as_a_fresh_interpreter_does(
@@ -207,7 +207,9 @@ def test_a_spare_runs_a_program_as_a_fresh_interpreter_does(
     assert (done.code, alone.code) == (code, code)
     assert f"(pid {spare})" in done.stderr
     assert done.stdout.splitlines()[-1] == alone.stdout.splitlines()[-1] == "leaving"
-    assert done.stderr.endswith(alone.stderr)
+    # The monitor says so when the spare already runs: before or after what the program prints.
+    ours = "".join(line for line in done.stderr.splitlines(keepends=True) if "a spare takes the place" not in line)
+    assert ours.endswith(alone.stderr)
 
 
 def is_program(pid: int, end: str) -> bool:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from lockstep.protocol.core.causes import Reason
-from lockstep.protocol.core.events import Event, TensorKind, TransferEnded
+from lockstep.protocol.core.events import Event, Received, TensorKind, TransferEnded
 from lockstep.protocol.core.ids import server, worker
-from lockstep.protocol.core.messages import GradientNote, Ticket
+from lockstep.protocol.core.messages import Envelope, GradientNote, Holding, Message, Rates, Ticket
 from lockstep.runtime.task.connection import Connection
 from lockstep.transports.base import LinkDownError, Move
+from lockstep.transports.control.codec import encode
 
 
 class Task:
@@ -26,6 +27,9 @@ class Task:
     def do(self, event: Event) -> None:
         self.done.append(event)
 
+    def envelope(self, message: Message) -> Envelope:
+        return Envelope(1, str(self.task), 5, message)
+
     def tensors_in(self, bucket: int) -> int:
         del bucket
         return 1
@@ -38,6 +42,11 @@ class Link:
 
     def __init__(self) -> None:
         self.down = False
+        self.said: list[bytes] = []
+
+    def say(self, word: bytes) -> bool:
+        self.said.append(word)
+        return not self.down
 
     def start(self, move: Move) -> int:
         del move
@@ -96,3 +105,48 @@ def test_a_note_that_is_none_ends_the_connection_and_not_the_thread_that_reads()
     connection.on_lent(b"no note", loan)
     assert [reason.text for reason in ended] == ["a note has 17 bytes, this one has 7"]
     assert loan.released
+
+
+class Stream:
+    """Stands in for a control link."""
+
+    def __init__(self) -> None:
+        self.sent: list[Envelope] = []
+
+    def send(self, envelope: Envelope) -> bool:
+        self.sent.append(envelope)
+        return True
+
+
+def test_what_is_confirmed_in_every_step_goes_beside_the_tensors_where_the_endpoint_can_speak() -> None:
+    connection, task, link = connected()
+    connection.link = stream = Stream()  # type: ignore[assignment]
+    connection.send(Holding(0, 4))
+    assert (link.said, stream.sent) == ([encode(task.envelope(Holding(0, 4)))], [])
+    connection.send(Rates(3, ()))
+    assert (len(link.said), [one.message for one in stream.sent]) == (1, [Rates(3, ())])
+    link.down = True
+    connection.send(Holding(0, 5))
+    assert [one.message for one in stream.sent] == [Rates(3, ()), Holding(0, 5)]
+
+
+def test_a_word_is_carried_out_by_the_thread_that_brings_it_if_it_is_from_the_right_life() -> None:
+    connection, task, _ = connected()
+    word = encode(task.envelope(Holding(0, 4)))
+    connection.on_word(word)
+    connection.incarnation = 5
+    connection.on_word(word)
+    assert task.done == [Received(server(1), 5, Holding(0, 4))]
+
+
+def test_a_word_that_is_none_ends_the_connection() -> None:
+    for word, why in (
+        (b"\xff", "Envelope"),
+        (encode(Task().envelope(Rates(3, ()))), "a Rates belongs on the control stream"),
+    ):
+        ended: list[Reason] = []
+        connection = Connection(Task(), server(1), lambda _connection, reason, ended=ended: ended.append(reason))  # type: ignore[arg-type, misc]
+        connection.on_up()
+        connection.on_word(word)
+        assert len(ended) == 1
+        assert why in ended[0].text

@@ -13,7 +13,7 @@ from lockstep.protocol.core.errors import RemoteProtocolError
 from lockstep.protocol.core.events import Broken, Event, Tick
 from lockstep.protocol.core.ids import TaskId
 from lockstep.protocol.core.waits import Wait, WaitKind
-from lockstep.runtime.task.loop import TaskLoop
+from lockstep.runtime.task.loop import ASK_SECONDS, TaskLoop
 
 SECONDS = 20.0
 TASK = TaskId.parse("/job:worker/replica:0/task:0")
@@ -271,3 +271,25 @@ def test_the_books_of_a_loop_that_stands_still_can_be_read(loop: TaskLoop, machi
     assert loop.ask(loop.read_books, 0.05) is None, "the loop does not come to it"
     assert loop.books.waits == (wait,)
     free.set()
+
+
+def test_while_events_come_the_machines_are_seldom_asked_for_deadlines(machine: Recorder) -> None:
+    now, asked = [100.0], [0]
+
+    def next_deadline() -> float | None:
+        asked[0] += 1
+        return machine.deadline
+
+    machine.next_deadline = next_deadline  # type: ignore[method-assign]
+    loop = TaskLoop(machine, lambda _: None, lambda: now[0])
+    loop.start()
+    try:
+        for number in range(50):
+            loop.post(Something(number))  # type: ignore[arg-type]
+            loop.settle(SECONDS)
+        # No time has passed: once at the start, and once more if the thread came there before the clock was read.
+        assert asked[0] <= 2
+        machine.deadline, now[0] = now[0], now[0] + ASK_SECONDS
+        assert machine.ticked.wait(SECONDS), "a deadline that came since is found"
+    finally:
+        loop.stop()

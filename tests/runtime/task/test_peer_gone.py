@@ -10,11 +10,14 @@ import pytest
 
 from lockstep.protocol.core.causes import Cause, Reason, link_down
 from lockstep.protocol.core.death import Word
+from lockstep.protocol.core.events import PeerGone
 from lockstep.protocol.core.ids import Incarnation, TaskId, server, worker
 from lockstep.protocol.core.reach import Reach
 from lockstep.runtime.startup.address_finding import AddressFinding
 from lockstep.runtime.task.connection import Connection, NodeSide
 from lockstep.runtime.task.peers import PeerKeeper
+from lockstep.transports.control.monitor_query import MonitorAnswer
+from lockstep.transports.control.tcp_probe import Probe
 
 CUT, HEARS, NONE = Word.UNREACHABLE, Word.HEARS, Word.NONE
 ELSEWHERE = "192.0.2.7:2222"
@@ -83,3 +86,39 @@ def test_a_link_with_heartbeats_is_not_given_up() -> None:
     assert not keeper.silent
     keeper.give_up_silent(link_down("somebody says so"))
     assert ended == []
+
+
+def silent_server(
+    others: list[Word], found: Reach, monkeypatch: pytest.MonkeyPatch
+) -> tuple[list[object], list[Reason]]:
+    """What worker 0's keeper of a server with a second home says, and why it ends the link, when nothing is heard."""
+    posted: list[object] = []
+    ended: list[Reason] = []
+    node = SimpleNamespace(task=worker(0), words_about=lambda *_: others, post=posted.append)
+    keeper = PeerKeeper(cast(NodeSide, node), server(1), ELSEWHERE, dials=False, tasks=4)
+    link = SimpleNamespace(up=True, was_up=True, incarnation=7, heard_at=time.monotonic() - 3, end=ended.append)
+    keeper._connection = cast(Connection, link)
+    answer = MonitorAnswer(Probe(found, "no packet comes back"))
+    monkeypatch.setattr("lockstep.runtime.task.peers.query_monitor_quickly", lambda *_: answer)
+    keeper._give_up_if_its_host_is_gone()
+    return posted, ended
+
+
+def test_a_server_with_a_second_home_whose_host_vanished_is_gone_once_most_say_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No connection breaks: without this the job would wait until it counts as stalled."""
+    posted, ended = silent_server([CUT, CUT], Reach.SILENT, monkeypatch)
+    (gone,) = posted
+    assert isinstance(gone, PeerGone)
+    assert (gone.peer, gone.incarnation, gone.reason.cause) == (server(1), 7, Cause.DEAD)
+    assert ended == [gone.reason]
+
+
+@pytest.mark.parametrize(
+    ("others", "found"), [([CUT, HEARS], Reach.SILENT), ([CUT, NONE], Reach.SILENT), ([CUT, CUT], Reach.MUTE)]
+)
+def test_a_silent_server_is_not_gone_without_proof(
+    others: list[Word], found: Reach, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert silent_server(others, found, monkeypatch) == ([], [])

@@ -25,12 +25,12 @@ def _one_thread() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("missing", [{}, {2: (1,)}, {0: (0,), 3: (1, 2)}], ids=["all", "one once", "some twice"])
-@pytest.mark.parametrize("helpers", [0, 3])
+@pytest.mark.parametrize(("helpers", "slots"), [(0, 2), (3, 2), (3, 1)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_bucket_in_parts_has_the_bits_of_separate_parameters(
-    kind: str, helpers: int, missing: dict[int, tuple[int, ...]]
+    kind: str, helpers: int, slots: int, missing: dict[int, tuple[int, ...]]
 ) -> None:
-    bucket = OneBucket(kind, helpers)
+    bucket = OneBucket(kind, helpers, slots=slots)
     with contextlib.closing(bucket.store):
         bucket.apply([flat_of(INITIAL_STEP, 0)])
         for step in range(5):

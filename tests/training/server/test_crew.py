@@ -97,9 +97,18 @@ def test_threads_start_with_work_and_end_with_the_crew() -> None:
 
 @pytest.mark.parametrize(
     ("cores", "servers", "threads", "expected"),
-    [(1, 1, 1, 0), (2, 1, 1, 1), (2, 2, 1, 0), (2, 3, 1, 0), (8, 2, 1, 3), (64, 1, 1, 15), (64, 1, 8, 0)],
+    [
+        (1, 1, 1, 0),
+        (2, 1, 1, 1),
+        (2, 2, 1, 0),
+        (2, 3, 1, 0),
+        (8, 2, 1, 2),
+        (16, 1, 1, 13),
+        (64, 1, 1, 15),
+        (64, 1, 8, 0),
+    ],
 )
-def test_servers_of_a_host_share_its_cores(
+def test_servers_of_a_host_share_the_cores_that_its_workers_leave(
     monkeypatch: pytest.MonkeyPatch, cores: int, servers: int, threads: int, expected: int
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(cores)))

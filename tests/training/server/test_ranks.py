@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -10,16 +12,22 @@ from torch import Tensor
 
 from helpers.cluster import in_process_cluster
 from lockstep.protocol.core.causes import Cause, Reason
+from lockstep.protocol.core.effects import Apply
 from lockstep.protocol.core.ids import CHIEF, ClusterShape, worker
-from lockstep.protocol.core.messages import Layout, ParameterEntry
+from lockstep.protocol.core.messages import Layout, ParameterEntry, Ticket, VersionNote
 from lockstep.protocol.core.plan import Plan, make_plan
+from lockstep.runtime.task.connection import Connection
 from lockstep.runtime.task.outcome import JobEndedError
 from lockstep.runtime.task.rank_node import RankNode
 from lockstep.runtime.task.worker_node import WorkerNode
-from lockstep.training.server.mean_store import CHIEFS, MEAN, MeanStore
+from lockstep.training.server.mean_store import CHIEFS, MEAN, MeanStore, OwnGradients
 from lockstep.training.tensors import as_tensor, torch_dtype
 from lockstep.training.wire_format import WireFormat
+from lockstep.transports.control.codec import decode_note
 
+PATIENCE = 20.0
+MARK = VersionNote(-1, 0)
+"""Of a version that nobody asks for."""
 STEPS = 4
 BUCKET_BYTES = 512
 ENTRIES = (
@@ -41,6 +49,11 @@ def mean(gradients: Sequence[Tensor]) -> Tensor:
     for gradient in gradients[1:]:
         total += gradient
     return total / len(gradients) if len(gradients) > 1 else total
+
+
+def as_bytes(values: Tensor) -> memoryview:
+    flat: Any = values.view(torch.uint8).numpy()
+    return memoryview(flat)
 
 
 def fill(node: RankNode, bucket: int, values: Tensor) -> None:
@@ -95,7 +108,7 @@ def assert_same(found: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])
-@pytest.mark.parametrize("protocol", ["grpc", "grpc+shm", "auto"])
+@pytest.mark.parametrize("protocol", ["grpc", "grpc+tcp", "grpc+shm", "auto"])
 def test_every_rank_gets_the_mean_in_the_order_of_ranks(protocol: str, ranks: int) -> None:
     plan, layout = planned(ranks)
     found: dict[int, list[list[Tensor]]] = {}
@@ -112,6 +125,106 @@ def test_every_rank_gets_the_mean_in_the_order_of_ranks(protocol: str, ranks: in
         for step in range(STEPS):
             of_all = zip(*(given(other, step, plan) for other in range(ranks)), strict=True)
             assert_same(found[rank][step + 1], [mean(gradients) for gradients in of_all])
+
+
+def test_a_mean_lands_where_the_gradient_was_and_one_that_is_sent_again_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Neither before the next version is asked for nor after: the program may have clipped it by then."""
+    plan, layout = planned(2)
+    sent: list[tuple[Connection, tuple[Any, ...]]] = []
+    write, arrived = Connection.write_version, Connection.on_arrived
+    through, turns = threading.Event(), threading.Barrier(2, timeout=PATIENCE)
+
+    def note_sent(connection: Connection, *given: Any) -> None:
+        sent.append((connection, given))
+        write(connection, *given)
+
+    def note_arrived(connection: Connection, note: bytes, nbytes: int) -> None:
+        if decode_note(note) == MARK:
+            through.set()
+        arrived(connection, note, nbytes)
+
+    monkeypatch.setattr(Connection, "write_version", note_sent)
+    monkeypatch.setattr(Connection, "on_arrived", note_arrived)
+
+    def send_again() -> None:
+        """All means of step 0 once more to the chief, and after them a mark."""
+        to_chief = [one for one in sent if one[0].peer == CHIEF]
+        first: Ticket = next(given[4] for _, given in to_chief if given[0].version == 0)
+        again = [one for one in to_chief if one[1][0].version == 1]
+        assert again
+        for connection, given in again:
+            write(connection, *given)
+        connection, (_, source, offset, _, _, _) = again[0]
+        write(connection, MARK, source, offset, 0, first, 0)
+
+    def train(node: WorkerNode) -> None:
+        assert isinstance(node, RankNode)
+        begin(node, layout, plan)
+        average(node, 0, given(node.task.index, 0, plan))
+        assert node.gradients is not None
+        for before in ("the next step begins", "the step after that"):
+            whole = as_tensor(node.gradients.buffer, torch.uint8)
+            if node.task == CHIEF:
+                theirs = [b for b in plan.buckets if b.server == 1]
+                places = [slice(b.arena_offset, b.arena_offset + b.nbytes) for b in theirs]
+                means = [as_tensor(node.mean(b.id), torch.uint8) for b in theirs]
+                assert all(one.data_ptr() == whole[at].data_ptr() for one, at in zip(means, places, strict=True))
+                whole.fill_(7)
+            turns.wait()
+            if node.task == CHIEF:
+                assert through.wait(PATIENCE)
+                assert bool((whole == 7).all()), before
+                through.clear()
+            else:
+                send_again()
+            turns.wait()
+            if before == "the next step begins":
+                average(node, 1, given(node.task.index, 1, plan))
+        node.finish(2)
+
+    with in_process_cluster(ClusterShape(0, 2), MeanStore, protocol="grpc+tcp") as cluster:
+        cluster.run(train)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_the_mean_replaces_the_gradient_of_the_rank_that_makes_it(ranks: int) -> None:
+    plan, layout = planned(1)
+    slots = [memoryview(bytearray(plan.shard_room(0))) for _ in range(2)]
+    me, replaced = worker(ranks - 1), dict[int, int]()
+    store = MeanStore(own=OwnGradients(me, replaced))
+    store.prepare(layout, plan, 0, slots)
+    of_all = [given(rank, 0, plan) for rank in range(ranks)]
+    for bucket in plan.buckets:
+        gradients = [one[bucket.id].clone() for one in of_all]
+        buffers = [as_bytes(one) for one in gradients]
+        tasks = tuple(worker(rank) for rank in range(ranks))
+        store.begin(Apply(0, bucket.id, tasks, tuple(range(ranks)), ranks, (), 0, 1), buffers, lambda _error: None)
+        expected = mean([one[bucket.id] for one in of_all])
+        made = slots[1][bucket.shard_offset : bucket.shard_offset + bucket.nbytes]
+        assert torch.equal(as_tensor(made, expected.dtype), expected)
+        assert torch.equal(gradients[-1], expected)
+        assert all(torch.equal(one, other[bucket.id]) for one, other in zip(gradients[:-1], of_all, strict=False))
+        gradients[-1].fill_(7)  # the program clips it; what others read stays
+        assert torch.equal(as_tensor(made, expected.dtype), expected)
+    assert replaced == {bucket.id: 1 for bucket in plan.buckets}
+
+
+def test_what_this_rank_did_not_give_or_gave_in_fewer_bytes_is_not_replaced() -> None:
+    plan, layout = planned(1, (ParameterEntry("weight", 100, "float32", 0),))
+    slots = [memoryview(bytearray(plan.shard_room(0))) for _ in range(2)]
+    replaced: dict[int, int] = {}
+    store = MeanStore(WireFormat("bfloat16"), own=OwnGradients(worker(0), replaced))
+    store.prepare(layout, plan, 0, slots)
+    elements = plan.buckets[0].nbytes // 4
+    narrow = [torch.ones(elements, dtype=torch.bfloat16) for _ in range(2)]
+    for tasks in ((worker(0), worker(1)), (worker(1),)):
+        buffers = [as_bytes(one) for one in narrow[: len(tasks)]]
+        effect = Apply(0, 0, tasks, tuple(range(len(tasks))), 2, (), 0, 1)
+        store.begin(effect, buffers, lambda _error: None)
+    assert replaced == {}
+    assert all(bool((one == 1).all()) for one in narrow)
 
 
 def test_more_ranks_than_buckets() -> None:

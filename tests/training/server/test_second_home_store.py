@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 
 import pytest
 import torch
@@ -16,25 +17,42 @@ from lockstep.training.server.shard_store import TorchShardStore
 ENTRIES = (ParameterEntry("weight", 304, "float32", 0), ParameterEntry("bias", 16, "float32", 0))
 PLAN = make_plan(ENTRIES, 2, 4096)
 RATES = (GroupRates(("lr",), (0.1,)),)
+SECONDS = 60.0
+GPU = pytest.param(
+    "cuda:0",
+    marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")],
+)
 OPTIMIZERS = {"SGD": {"momentum": 0.9, "weight_decay": 0.01}, "Adam": {}}
 
 
 class Home:
     """One server's store of both shards."""
 
-    def __init__(self, optimizer: str) -> None:
+    def __init__(self, optimizer: str, device: str = "cpu") -> None:
         entry = OptimizerEntry(optimizer, json.dumps({"lr": 0.1, **OPTIMIZERS[optimizer]}))
         layout = Layout(PLAN.hash, 4096, ENTRIES, (entry,))
-        self.store = TorchShardStore()
+        self.store = TorchShardStore(torch.device(device), stays_on_gpu=False)
         for shard in range(2):
-            nbytes = max(1, PLAN.shard_room(shard))
+            nbytes = max(1, PLAN.shard_room(shard) + self.store.spare_bytes(PLAN))
             self.store.prepare(layout, PLAN, shard, [memoryview(bytearray(nbytes)) for _ in range(2)])
 
     def make(self, step: int, gradients: list[memoryview], workers: int) -> None:
         given = tuple(worker(index) for index in range(len(gradients)))
         arrivals = tuple(range(1, len(gradients) + 1))
-        effect = Apply(step, 0, given, arrivals, workers, RATES, step % 2, (step + 1) % 2)
-        self.store.begin(effect, gradients, lambda error: None if error is None else pytest.fail(str(error)))
+        self.begin(Apply(step, 0, given, arrivals, workers, RATES, step % 2, (step + 1) % 2), gradients)
+
+    def begin(self, effect: Apply, gradients: list[memoryview]) -> None:
+        """Returns when it is done."""
+        failed: list[Exception | None] = []
+        told = threading.Event()
+
+        def done(error: Exception | None) -> None:
+            failed.append(error)
+            told.set()
+
+        self.store.begin(effect, gradients, done)
+        assert told.wait(SECONDS)
+        assert failed == [None]
 
     def reduce(self, step: int, gradients: list[memoryview]) -> memoryview:
         given = tuple(worker(index) for index in range(len(gradients)))
@@ -49,9 +67,10 @@ def _random(seed: int) -> memoryview:
     return values.numpy().data.cast("B")
 
 
+@pytest.mark.parametrize("device", ["cpu", GPU])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_both_homes_make_the_same_of_a_mean_and_a_copy_goes_on_like_its_home(optimizer: str) -> None:
-    home, second, late = Home(optimizer), Home(optimizer), Home(optimizer)
+def test_both_homes_make_the_same_of_a_mean_and_a_copy_goes_on_like_its_home(optimizer: str, device: str) -> None:
+    home, second, late = (Home(optimizer, device) for _ in range(3))
     for one in (home, second):
         one.make(INITIAL_STEP, [_random(0)], 1)
     for step in range(4):
@@ -64,17 +83,26 @@ def test_both_homes_make_the_same_of_a_mean_and_a_copy_goes_on_like_its_home(opt
     assert home.store.digest(0, 4) != home.store.digest(0, 3)
 
 
-def test_the_mean_that_is_handed_on_is_the_one_that_is_applied() -> None:
-    home, plain = Home("SGD"), Home("SGD")
+@pytest.mark.parametrize("device", ["cpu", GPU])
+def test_the_mean_that_is_handed_on_is_the_one_that_is_applied(device: str) -> None:
+    home, plain = Home("SGD", device), Home("SGD", device)
     for one in (home, plain):
         one.make(INITIAL_STEP, [_random(0)], 1)
     gradients = [_random(1), _random(2)]
     home.make(0, [home.reduce(0, gradients)], 1)
     effect = Apply(0, 0, (worker(0), worker(1)), (1, 2), 2, RATES, 0, 1, scale=0.5)
-    plain.store.begin(effect, gradients, lambda error: None if error is None else pytest.fail(str(error)))
+    plain.begin(effect, gradients)
     assert home.store.digest(0, 1) == plain.store.digest(0, 1)
 
 
 def test_a_copy_of_another_bucket_is_refused() -> None:
     with pytest.raises(ValueError, match="are no copy of bucket 0"):
         Home("SGD").store.take_in(0, 3, b"short")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+def test_a_gpu_reduces_to_the_same_bits_as_a_cpu_and_leaves_them_in_host_memory() -> None:
+    gradients = [_random(1), _random(2)]
+    means = [bytes(Home("SGD", device).reduce(0, gradients)) for device in ("cpu", "cuda:0")]
+    assert means[0] == means[1]

@@ -54,17 +54,17 @@ class HostLane(GpuStream):
 class Exchange:
     """A server's store and its workers, who have their gradients in twins only."""
 
-    def __init__(self, kind: str, workers: int = 2) -> None:
+    def __init__(self, kind: str, workers: int = 2, slots: int = 2) -> None:
         gpu = FakeGpu()
         room = room_for_tables(PLAN)
-        self.slots = [memoryview(bytearray(ROOM + room)) for _ in range(2)]
+        self.slots = [memoryview(bytearray(ROOM + room)) for _ in range(slots)]
         self.lane = HostLane(self.slots, gpu)
         self.store = TorchShardStore()
         self.store._lane = self.lane
         layout = Layout(PLAN.hash, PLAN.bucket_bytes, ENTRIES, (OptimizerEntry(kind, KINDS[kind]),))
         self.store._slots = self.slots
         with self.store._on_device():
-            self.store._held[0] = self.store._hold(BUCKET, layout.optimizers[0], self.slots)
+            self.store._held[0] = self.store._hold(BUCKET, layout.optimizers[0], self.slots, BUCKET.nbytes)
         self.store._names = tuple(entry.name for entry in ENTRIES)
         self.regions = [memoryview(bytearray(PLAN.arena_bytes + room)) for _ in range(workers)]
         self.memories = [FakeGpuMemory(gpu, 100 + index) for index in range(workers)]
@@ -86,7 +86,7 @@ class Exchange:
             lent.append(region[where])
         tasks = (CHIEF, worker(1))[: len(flats)]
         rates = (GroupRates(("lr",), (LR,)),)
-        slots = (self.version % 2, (self.version + 1) % 2)
+        slots = (self._slot(self.version), self._slot(self.version + 1))
         effect = Apply(
             self.version, 0, tasks, (1,) * len(tasks), len(tasks), rates, *slots, without=without, values=values
         )
@@ -95,22 +95,26 @@ class Exchange:
         assert told.is_set()
         self.version += 1
 
+    def _slot(self, version: int) -> int:
+        return version % len(self.slots)
+
     def read(self, index: int) -> Tensor:
         """The newest version, as this worker reads it."""
-        lookup, _ = self.readers[index].open(self.slots[self.version % 2], twin_at(ROOM, PLAN), ROOM)
+        lookup, _ = self.readers[index].open(self.slots[self._slot(self.version)], twin_at(ROOM, PLAN), ROOM)
         assert lookup.twin is not None
         self.leaving[index].tell(0, opened=True)
         return lookup.twin.tensor[BUCKET.shard_offset :][: BUCKET.nbytes].view(torch.float32)
 
     def in_host(self) -> Tensor:
-        slot = torch.frombuffer(self.slots[self.version % 2], dtype=torch.uint8)
+        slot = torch.frombuffer(self.slots[self._slot(self.version)], dtype=torch.uint8)
         return slot[BUCKET.shard_offset :][: BUCKET.nbytes].view(torch.float32)
 
 
+@pytest.mark.parametrize("slots", [2, 1])
 @pytest.mark.parametrize("kind", ["AdamW", "RMSprop", "SGD"])
-def test_versions_in_twins_are_those_of_one_process(kind: str) -> None:
+def test_versions_in_twins_are_those_of_one_process(kind: str, slots: int) -> None:
     missing = {1: (0,), 3: (1, 2)}
-    exchange = Exchange(kind)
+    exchange = Exchange(kind, slots=slots)
     exchange.apply([flat_of(INITIAL_STEP, 0)])
     for step in range(5):
         versions = [exchange.read(index).clone() for index in range(2)]

@@ -103,8 +103,19 @@ def test_a_model_without_buffers_and_random_numbers_is_packed_once() -> None:
 def test_too_large_a_state_is_refused_where_it_is_asked_for() -> None:
     model = nn.Module()
     model.register_buffer("table", torch.zeros(MOST_BYTES // 4 + 1))
-    with pytest.raises(StateDoesNotFitError, match="8 MiB of buffers"):
+    with pytest.raises(StateDoesNotFitError, match=r"has 8\.0 MiB of buffers"):
         state_of(model).begin_taking()
+
+
+def test_states_that_a_deputy_holds_share_one_message() -> None:
+    model = nn.Linear(2, 2)
+    model.register_buffer("table", torch.zeros((5 << 20) // 4))
+    two, three = (WorkerState([model], [], LossScale(), held_of=workers) for workers in (2, 3))
+    two.take()
+    with pytest.raises(
+        StateDoesNotFitError, match=r"at most 4\.7 MiB per step; with --server_replicas=1 .* leave it out"
+    ):
+        three.take()
 
 
 class LateMemory(HostMemory):

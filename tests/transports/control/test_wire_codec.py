@@ -23,10 +23,12 @@ from lockstep.protocol.core.messages import (
     Failed,
     GradientNote,
     Grant,
+    HandOn,
     Heartbeat,
     Layout,
     Left,
     LocalState,
+    MeanNote,
     Member,
     Note,
     Open,
@@ -121,6 +123,18 @@ def test_a_note_comes_back_as_it_was_and_stays_small(note: Note) -> None:
     assert codec.decode_note(data) == note
 
 
+@given(STEPS, INDICES, messages_of(HandOn))
+def test_what_is_handed_on_travels_with_its_mean(step: int, bucket: int, update: HandOn) -> None:
+    note = MeanNote(step, bucket, dataclasses.replace(update, step=step, bucket=bucket, mean=True))
+    assert codec.decode_note(codec.encode_note(note)) == note
+    assert codec.decode_note(codec.encode_note(MeanNote(step, bucket))) == MeanNote(step, bucket)
+
+
+def test_what_is_too_long_for_a_note_does_not_fit_in_one() -> None:
+    assert codec.fits_in_note(HandOn(3, 0, mean=True, without=tuple(range(100))))
+    assert not codec.fits_in_note(HandOn(3, 0, mean=True, without=tuple(range(5000))))
+
+
 @given(st.binary(max_size=200))
 def test_arbitrary_bytes_are_read_or_refused_with_a_wire_error(data: bytes) -> None:
     for read in (codec.decode, codec.decode_envelopes, codec.decode_description, codec.decode_note):
@@ -152,7 +166,8 @@ def test_the_contract_has_no_message_without_a_dataclass_but_for_the_wire_itself
         name for name, kind in vars(messages).items() if isinstance(kind, type) and dataclasses.is_dataclass(kind)
     }
     notes = {"GradientNote", "MeanNote", "VersionNote"}
-    assert set(codec._PROTO) - wire_only == dataclasses_there - notes
+    parts_of_messages = {"Homes", "Reason"}
+    assert set(codec._PROTO) - wire_only == (dataclasses_there | parts_of_messages) - notes
 
 
 def test_a_message_that_is_too_large_is_refused_on_both_sides_before_it_is_parsed() -> None:

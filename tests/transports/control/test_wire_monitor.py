@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import socket
 import threading
-import time
 from collections.abc import Iterator
 
 import pytest
 
 from helpers.wire import PATIENCE, wait_until
 from lockstep.protocol.core.messages import Description
+from lockstep.transports.control import monitor_service
 from lockstep.transports.control.broadcast import Broadcast
 from lockstep.transports.control.codec import MAX_MESSAGE_BYTES
 from lockstep.transports.control.monitor_client import Unreachable, describe, fetch_snapshot, watch
@@ -118,10 +118,8 @@ def test_a_silent_listener_is_unreachable_after_the_timeout() -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
-        began = time.monotonic()
         with pytest.raises(Unreachable, match=r"no answer within 0\.2 s"):
             describe(f"127.0.0.1:{silent.getsockname()[1]}", 0.2)
-        assert time.monotonic() - began < 2.0
 
 
 def test_something_that_is_no_grpc_server_is_recognised() -> None:
@@ -142,14 +140,15 @@ def test_something_that_is_no_grpc_server_is_recognised() -> None:
         thread.join()
 
 
-def test_a_watcher_hears_the_present_at_once_and_each_change_without_delay(monitor: Monitor) -> None:
+def test_a_watcher_hears_the_present_at_once_and_each_change_without_delay(
+    monitor: Monitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(monitor_service, "PUSH_SECONDS", 10 * PATIENCE)  # no push comes besides
     watcher = Watcher(monitor.address)
     watcher.wait_phase("starting")
     for phase in ("joining", "training", "done"):
-        began = time.monotonic()
         monitor.enter(phase)
         watcher.wait_phase(phase)
-        assert time.monotonic() - began < 0.5  # well before the push that comes every second
     watcher.handle.close()
     watcher.handle.close()
     assert watcher.lost == []

@@ -18,7 +18,7 @@ from lockstep.protocol.coordinator.recovery import LossPolicy, RecoveryRules
 from lockstep.protocol.core.endings import ON_NAN_PARAMETERS
 from lockstep.protocol.core.ids import TaskId
 from lockstep.protocol.core.messages import Setting
-from lockstep.protocol.core.setting_names import LOCKSTEP_VERSION, SEED, SERVERS, TORCH_VERSION, WORKERS
+from lockstep.protocol.core.setting_names import LOCKSTEP_VERSION, SEED, SERVER_DEVICE, SERVERS, TORCH_VERSION, WORKERS
 from lockstep.runtime.startup.cluster import ClusterSpec
 from lockstep.version import __version__, torch_version
 
@@ -285,7 +285,14 @@ def settings(config: BenchConfig) -> tuple[Setting, ...]:
         "learning-rate schedule": str(config.schedule),
         "precision": str(config.precision),
     }
+    if cluster.server_replicas and cluster.task in cluster.shape.server_ids():
+        values[SERVER_DEVICE] = server_device(config)
     return tuple(Setting(name, str(value)) for name, value in values.items())
+
+
+def server_device(config: BenchConfig) -> str:
+    """Where servers update, if they have it: cpu or gpu."""
+    return "cpu" if config.devices.device == "cpu" else config.exchange.local_parameter_device
 
 
 def recovery_rules(config: BenchConfig) -> RecoveryRules:

@@ -71,8 +71,11 @@ def _replicas(facts: _Facts) -> Iterator[str]:
         yield "--server_replicas=1 needs steps that all workers make together; leave out --cross_replica_sync=False."
     if config.cluster.on_worker_loss == LossPolicy.SHRINK.value:
         yield "--server_replicas=1 needs all workers in every step; give --on_worker_loss=wait or abort."
-    if config.exchange.local_parameter_device == "gpu" and config.devices.device != "cpu":
-        yield "--server_replicas=1 needs servers that update on a CPU; give --local_parameter_device=cpu."
+    if config.exchange.local_parameter_device == "gpu" and config.devices.device == "auto":
+        yield (
+            "--server_replicas=1 needs servers that all update on the same kind of device; give "
+            "--local_parameter_device=cpu, or --device=gpu where every server has a GPU."
+        )
 
 
 def _local_cluster(facts: _Facts) -> Iterator[str]:

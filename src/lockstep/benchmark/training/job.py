@@ -85,7 +85,9 @@ class BenchJob:
         self.towers.hook_gradients(self.scale, config.optimizer.gradient_clip)
         self.trained = in_groups_of_stages(trained_parameters(self.model), stages)
         self._rate = Rate(config.schedule, config.optimizer.init_learning_rate, self.spec.default_learning_rate)
-        self.local_state = WorkerState(self.towers.models, devices, self.scale, describes=worker_index == 0)
+        held_of = config.num_workers if config.cluster is not None and config.cluster.server_replicas else 0
+        describes = worker_index == 0
+        self.local_state = WorkerState(self.towers.models, devices, self.scale, describes=describes, held_of=held_of)
         self.first_step = 0
         self._worker_index = worker_index
         self._callbacks = callbacks or JobCallbacks()

@@ -16,7 +16,7 @@ from lockstep.benchmark.outputs import times
 from lockstep.benchmark.outputs.metrics import Banner, banner_lines, epochs_of
 from lockstep.benchmark.outputs.observers import Observers
 from lockstep.benchmark.outputs.outputs import evaluation_events, observers_of
-from lockstep.benchmark.settings.config import BenchConfig
+from lockstep.benchmark.settings.config import BenchConfig, server_device
 from lockstep.benchmark.training.collective import CollectiveUpdates, meeting_of
 from lockstep.benchmark.training.evaluation import Evaluated, Evaluation, evaluate_once, shows_nothing
 from lockstep.benchmark.training.job import BenchJob, JobCallbacks
@@ -87,10 +87,15 @@ def set_up_torch(config: BenchConfig) -> None:
 def server_store(config: BenchConfig) -> TorchShardStore:
     """Where a server reduces and updates: on its CPU, or on a GPU if it has one and that was requested."""
     set_up_torch(config)
-    asked = config.exchange.local_parameter_device == "gpu" and config.devices.device != "cpu"
+    asked, cluster = server_device(config) == "gpu", config.cluster or ClusterSpec()
+    if asked and cluster.server_replicas and not torch.cuda.is_available():
+        raise ValueError(
+            "--server_replicas=1 needs servers that all update on the same kind of device, and torch sees no GPU on "
+            "this server's host; give --local_parameter_device=cpu to all tasks"
+        )
     device = torch.device("cuda", 0) if asked and torch.cuda.is_available() else None
-    wire = WireFormat(config.exchange.wire_dtype)
-    return TorchShardStore(device, wire, fitting_helpers(config.cluster or ClusterSpec()))
+    wire, alone = WireFormat(config.exchange.wire_dtype), not cluster.server_replicas
+    return TorchShardStore(device, wire, fitting_helpers(cluster), stays_on_gpu=alone)
 
 
 def _fitting_bucket_bytes(job: BenchJob, cluster: ClusterSpec) -> int:

@@ -152,10 +152,10 @@ class CoordinatorMachine(RunningJob):
         return Reason(Cause.LEFTOVER_SERVER, text, host=known.host, pid=known.pid)
 
     def _first_different_setting(self, peer: TaskId, join: Join) -> Reason | None:
-        """Compared with the task that joined first and, for what servers have no use for, with the first worker."""
+        """Compared with the task that joined first and, for what concerns some only, with the first of each role."""
         theirs = {s.name: s.value for s in join.settings}
-        first_worker = next((task for task in self._joined if task.role is Role.WORKER), None)
-        for reference in filter(None, (next(iter(self._joined), None), first_worker)):
+        firsts = [next((task for task in self._joined if task.role is role), None) for role in Role]
+        for reference in filter(None, (next(iter(self._joined), None), *firsts)):
             ours = {s.name: s.value for s in self._joined[reference].settings}
             both = [name for name in ours.keys() | theirs.keys() if concerns(name, peer) and concerns(name, reference)]
             for name in sorted(both):

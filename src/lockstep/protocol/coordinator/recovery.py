@@ -69,6 +69,12 @@ class RecoveryRules:
         return self.saves or self.on_worker_loss is not LossPolicy.ABORT
 
     @property
+    def keeps_versions(self) -> bool:
+        """Whether a version may still be asked for when every worker has made a step with it: by a worker that comes
+        back, a second home, or a checkpoint."""
+        return self.keeps_states or self.returns or bool(self.server_replicas)
+
+    @property
     def takes_back(self) -> bool:
         """Whether a lost worker may join the running job again."""
         return self.on_worker_loss is not LossPolicy.ABORT

@@ -140,7 +140,7 @@ class RunningJob:
         self._journal.record(now, Happening.VIEW)
         if self.servers is not None:
             self._applied = self.servers.applied_before(self.committed)
-            if self.saving.change_savers(self.servers.savers, now):
+            if self.saving.change_savers(self.servers.savers, self._number, now):
                 self._saved_last = False
         here = [task for task in self.shape.tasks() if task in self._joined]
         there = [task for task in here if not self.losses.is_away(task)]

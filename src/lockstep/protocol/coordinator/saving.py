@@ -21,6 +21,8 @@ class Saving:
     def __init__(self, rules: RecoveryRules, savers: tuple[TaskId, ...], start: int, now: float) -> None:
         self._rules = rules
         self._savers = savers
+        self._savers_since = 0
+        """The first view in which these servers hold the shards."""
         self.version: int | None = None
         """The version that is being saved."""
         self.last: int = start if start > INITIAL_STEP else INITIAL_STEP
@@ -45,12 +47,12 @@ class Saving:
             return False
         return True
 
-    def change_savers(self, savers: tuple[TaskId, ...], now: float) -> bool:
-        """Other servers hold the shards now. What the former ones have begun to save is not a whole checkpoint; if
-        there is such a thing, another version is owed."""
+    def change_savers(self, savers: tuple[TaskId, ...], view: int, now: float) -> bool:
+        """Other servers hold the shards from this view on. What the former ones have begun to save is not a whole
+        checkpoint; if there is such a thing, another version is owed."""
         if savers == self._savers:
             return False
-        self._savers = savers
+        self._savers, self._savers_since = savers, view
         if self.version is None:
             return False
         self.version, self._states, self.repeat_at = None, (), None
@@ -81,6 +83,8 @@ class Saving:
         """A shard is on disk. With the last one the checkpoint can be made, or a failed one be cleared away."""
         if saved.version != self.version or task not in self._savers or task in self._shards:
             return None
+        if saved.view < self._savers_since:
+            return None  # of the buckets that were its own before
         self._shards[task] = saved
         if self.missing():
             return None

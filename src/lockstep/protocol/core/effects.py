@@ -13,6 +13,7 @@ from lockstep.protocol.core.messages import (
     Answer,
     CallComplete,
     GroupRates,
+    HandOn,
     Layout,
     Member,
     Message,
@@ -68,12 +69,13 @@ class SendVersion:
 
 @dataclass(frozen=True, slots=True)
 class SendMean:
-    """Start the transfer of the mean that was kept, to the second home of its bucket."""
+    """Start the transfer of the mean that was kept, to the second home of its bucket, with all else of the update."""
 
     peer: TaskId
     step: Step
     bucket: BucketId
     ticket: Ticket
+    update: HandOn
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +138,8 @@ class Apply:
     """The mean, as it is applied, is kept where it can be handed on; ``MeanMade`` comes before ``BucketApplied``."""
     digests: bool = False
     """``BucketApplied`` carries a digest of what was made, for both homes to compare."""
+    in_background: bool = False
+    """At a second home: no worker waits for it, so updates of its own buckets go first."""
 
 
 @dataclass(frozen=True, slots=True)

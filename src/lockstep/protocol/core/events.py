@@ -13,6 +13,7 @@ from lockstep.protocol.core.messages import (
     CallMade,
     Clip,
     GroupRates,
+    HandOn,
     Layout,
     LoopCount,
     Message,
@@ -117,13 +118,16 @@ class MeanMade:
 
 @dataclass(frozen=True, slots=True)
 class MeanArrived:
-    """The home of ``bucket`` has handed on a mean; the task keeps its bytes under the number ``arrival``."""
+    """The home of ``bucket`` has handed on a mean; the task keeps its bytes under the number ``arrival``.
+
+    ``update``: what came with it."""
 
     peer: TaskId
     incarnation: Incarnation
     step: Step
     bucket: BucketId
     arrival: int
+    update: HandOn | None = None
 
 
 @dataclass(frozen=True, slots=True)

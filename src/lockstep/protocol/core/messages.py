@@ -6,173 +6,50 @@ its parameters); the asking side repeats the request until it is satisfied, and 
 
 The codec (``transports/control/codec.py``) maps each class by name to a message of ``contract.proto``; a field is an
 int, str, bytes, bool, float, an enum of texts, a tuple of one of those, or (a tuple of) another dataclass.
+
+Here are those of a step and of second homes; the others are in one module per subject (``*_messages.py``) and are
+imported from here.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lockstep.protocol.core.causes import NO_REASON, Reason, ReportKind
-from lockstep.protocol.core.ids import INITIAL_STEP, BucketId, Incarnation, JobId, Step
-from lockstep.protocol.core.placement import Homes
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """One setting that must be equal on all tasks."""
-
-    name: str
-    value: str
-
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """One task of a view, and its incarnation."""
-
-    task: str
-    incarnation: Incarnation
-
-
-@dataclass(frozen=True, slots=True)
-class MissingTask:
-    """A task that has not joined: where it should be, what was found there, since when (seconds), how often tried."""
-
-    task: str
-    address: str
-    finding: str
-    seconds: float
-    attempts: int
-
-
-@dataclass(frozen=True, slots=True)
-class TransportAddress:
-    """What ``Transport.address`` of one transport of a task published."""
-
-    transport: str
-    address: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Hello:
-    """First message on a link, in both directions: my task, incarnation and job (0: not known yet)."""
-
-    task: str
-    incarnation: Incarnation
-    job: JobId
-    version: str
-    transports: tuple[TransportAddress, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Description:
-    """What a monitor reports about its task; ``exit_code`` counts once ``exited`` is set (-9: killed by signal 9)."""
-
-    task: str
-    host: str
-    monitor_pid: int
-    pid: int
-    incarnation: Incarnation
-    phase: str
-    phase_seconds: float
-    task_address: str
-    exited: bool
-    exit_code: int
-    version: str
-    job: JobId
-    leaver: str = ""
-    leaving: int = 0
-    """The task received this signal (``leaving.Departure``), as far as its monitor or the task knows; 0: none."""
-    printed_seconds: float = 0.0
-    """How long ago the task printed a whole report; 0: it has not. Tasks that have no link to it ask for this."""
-    former: Incarnation = 0
-    """The incarnation before the one that its monitor has started since: it is over, whatever the next one does."""
-
-
-@dataclass(frozen=True, slots=True)
-class Join:
-    """Any task to the coordinator: this incarnation is here, with these settings."""
-
-    task: str
-    incarnation: Incarnation
-    host: str
-    pid: int
-    settings: tuple[Setting, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Roster:
-    """Coordinator to the tasks that joined: who is still missing, or was lost and is waited for."""
-
-    missing: tuple[MissingTask, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """Coordinator to all: the cluster is complete; these are its members. A later number replaces an earlier one.
-
-    The rest is for the receiver: the step it starts with (``INITIAL_STEP``: the chief brings the initial parameters),
-    the small local state that a worker had before that step (empty: as the model was built), and the checkpoint that
-    the servers start with (empty: none).
-
-    ``shards`` and ``decisions`` (one): where the shards of the plan, and the coordinator's decisions, live in this
-    view; empty where servers have no second homes.
-
-    ``replays``, for a rank that comes back: ``state`` is what it had before the step before ``start``. That step is
-    committed, and the rank makes its iteration once more for what follows from it on this rank alone.
-    """
-
-    job: JobId
-    number: int
-    members: tuple[Member, ...]
-    start: Step = INITIAL_STEP
-    state: bytes = b""
-    checkpoint: str = ""
-    shards: tuple[Homes, ...] = ()
-    decisions: tuple[Homes, ...] = ()
-    replays: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """Coordinator to one task, or a called task to its caller: why you cannot take part."""
-
-    reason: Reason
-
-
-@dataclass(frozen=True, slots=True)
-class ParameterEntry:
-    """One parameter of the model, as the plan needs it."""
-
-    name: str
-    elements: int
-    dtype: str
-    group: int
-
-
-@dataclass(frozen=True, slots=True)
-class OptimizerEntry:
-    """One parameter group: the optimizer's class name and its plain settings, as JSON."""
-
-    kind: str
-    options: str
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """Chief to each server, and each worker to each server: the parameter list and the plan's hash.
-
-    The hashes are compared; the lists are there to name the first difference. ``untrained`` has a digest of each
-    tensor of the model that no optimizer changes (frozen parameters, buffers): the servers never send those, so they
-    must be equal from the start. ``start`` and ``checkpoint`` are those of the sender's ``View``.
-    """
-
-    plan_hash: str
-    bucket_bytes: int
-    parameters: tuple[ParameterEntry, ...]
-    optimizers: tuple[OptimizerEntry, ...]
-    untrained: tuple[Setting, ...] = ()
-    start: Step = INITIAL_STEP
-    checkpoint: str = ""
+from lockstep.protocol.core.call_messages import CallComplete as CallComplete
+from lockstep.protocol.core.call_messages import CallMade as CallMade
+from lockstep.protocol.core.call_messages import CallOpen as CallOpen
+from lockstep.protocol.core.call_messages import CallPlace as CallPlace
+from lockstep.protocol.core.decision_messages import KeptCall as KeptCall
+from lockstep.protocol.core.decision_messages import Resolution as Resolution
+from lockstep.protocol.core.decision_messages import ResolutionHeld as ResolutionHeld
+from lockstep.protocol.core.decision_messages import StateBefore as StateBefore
+from lockstep.protocol.core.end_messages import Done as Done
+from lockstep.protocol.core.end_messages import End as End
+from lockstep.protocol.core.end_messages import Failed as Failed
+from lockstep.protocol.core.end_messages import Lost as Lost
+from lockstep.protocol.core.end_messages import Printed as Printed
+from lockstep.protocol.core.end_messages import Report as Report
+from lockstep.protocol.core.ids import BucketId, Incarnation, JobId, Step
+from lockstep.protocol.core.joining_messages import Description as Description
+from lockstep.protocol.core.joining_messages import Heartbeat as Heartbeat
+from lockstep.protocol.core.joining_messages import Hello as Hello
+from lockstep.protocol.core.joining_messages import Join as Join
+from lockstep.protocol.core.joining_messages import Leaving as Leaving
+from lockstep.protocol.core.joining_messages import Left as Left
+from lockstep.protocol.core.joining_messages import Member as Member
+from lockstep.protocol.core.joining_messages import MissingTask as MissingTask
+from lockstep.protocol.core.joining_messages import Refused as Refused
+from lockstep.protocol.core.joining_messages import Roster as Roster
+from lockstep.protocol.core.joining_messages import Setting as Setting
+from lockstep.protocol.core.joining_messages import TransportAddress as TransportAddress
+from lockstep.protocol.core.joining_messages import View as View
+from lockstep.protocol.core.layout_messages import Layout as Layout
+from lockstep.protocol.core.layout_messages import OptimizerEntry as OptimizerEntry
+from lockstep.protocol.core.layout_messages import ParameterEntry as ParameterEntry
+from lockstep.protocol.core.norm_messages import Clip as Clip
+from lockstep.protocol.core.norm_messages import PartialNorm as PartialNorm
+from lockstep.protocol.core.norm_messages import ShardNorm as ShardNorm
+from lockstep.protocol.core.norm_messages import TotalNorm as TotalNorm
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,19 +120,6 @@ class Edition:
 
 
 @dataclass(frozen=True, slots=True)
-class Clip:
-    """How the mean of a step is clipped before the optimizers get it: to this norm of all of it together (1, 2, inf),
-    or, where ``norm_type`` is 0, each element to this value."""
-
-    limit: float
-    norm_type: float = 0.0
-
-    @property
-    def by_norm(self) -> bool:
-        return self.norm_type > 0.0
-
-
-@dataclass(frozen=True, slots=True)
 class LoopCount:
     """At which iteration of a loop of its own a worker's program is; ``name`` tells the loop from its others."""
 
@@ -302,40 +166,6 @@ class Seal:
 
 
 @dataclass(frozen=True, slots=True)
-class ShardNorm:
-    """The norm of one shard's part of a mean."""
-
-    shard: int
-    norm: float
-
-
-@dataclass(frozen=True, slots=True)
-class PartialNorm:
-    """Server to coordinator: the norm of my part of the mean of ``step``, as the workers' question ``number`` means it.
-
-    ``change``: of the contributors (``Commit``) that the mean was made of; with second homes, the number of the view.
-    ``parts``: with second homes, the norm of each shard: added up by shard, the norm has the same bits whoever is home.
-    """
-
-    step: Step
-    number: int
-    clip: Clip
-    change: int
-    norm: float
-    parts: tuple[ShardNorm, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class TotalNorm:
-    """Coordinator to all: the norm of the whole mean of ``step``, and what every server multiplies its part by."""
-
-    step: Step
-    number: int
-    norm: float
-    scale: float
-
-
-@dataclass(frozen=True, slots=True)
 class Contributors:
     """Coordinator to servers: step ``step`` is made of the gradients of these workers (their indices) and no others."""
 
@@ -368,53 +198,6 @@ class Answer:
     problem: str
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class CallPlace:
-    """Where in its program a worker makes a call: equal on all workers, and in every incarnation of a worker.
-
-    ``loop``: how many loops over its steps the program has begun; ``iteration``: the one it is in, or
-    ``calls.OUTSIDE_LOOPS``; ``number``: how many calls it has already made there. Calls are made in this order.
-    """
-
-    loop: int
-    iteration: int
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class CallMade:
-    """Worker to coordinator: I have come to this call, and bring this value; ``held``: which you have already.
-
-    ``operation``, ``form`` (what its values must have in common) and ``name`` must be equal on all workers; ``where``
-    is a file and a line, for people.
-    """
-
-    place: CallPlace
-    operation: str
-    form: str
-    name: str
-    where: str
-    data: bytes
-    held: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class CallOpen:
-    """Coordinator to a worker that is in this call: these workers (their indices, the first few) have not come."""
-
-    place: CallPlace
-    workers: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class CallComplete:
-    """Coordinator to a worker that is in this call: what each worker brought, in the order of their indices."""
-
-    place: CallPlace
-    workers: tuple[int, ...]
-    values: tuple[bytes, ...]
-
-
 @dataclass(frozen=True, slots=True)
 class Applied:
     """Server to coordinator: all my buckets are at version ``step + 1``; with second homes: all that are mine in this
@@ -428,7 +211,10 @@ class Applied:
 class HandOn:
     """Home to second home: all that made version ``step + 1`` of ``bucket`` out of version ``step``, except the mean
     itself, which travels as a tensor (``mean``: there is one). The mean is clipped already. ``values``: it is not a
-    gradient but the values themselves."""
+    gradient but the values themselves.
+
+    Where there is a mean, this travels with it (``MeanNote``), and is a message only if the second home is asked again
+    whether it has it."""
 
     step: Step
     bucket: BucketId
@@ -440,16 +226,17 @@ class HandOn:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """Second home to home: I have made this version of this bucket of what you handed on, or have it as you copied it.
+    """Second home to home: I have all that this version of this bucket is made of, or have it as you copied it.
 
-    ``digest``: of it and of its optimizer's state, in the steps in which both homes compare them. ``edition``: of the
-    last copy.
+    ``digest``: of it and of its optimizer's state, in the steps in which both homes compare them; there it is made.
+    ``edition``: of the last copy. ``reads``: a mean that was handed on is still being read, perhaps in your memory.
     """
 
     bucket: BucketId
     version: int
     digest: str = ""
     edition: int = 0
+    reads: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -512,157 +299,15 @@ class LocalState:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """Server to coordinator: my shard of version ``version`` is in this file; ``problem`` is set where it is not."""
+    """Server to coordinator: my shard of version ``version`` is in this file; ``problem`` is set where it is not. With
+    second homes: all buckets that are mine in this view."""
 
     version: int
     file: str
     nbytes: int
     digest: str
     problem: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Lost:
-    """Any task to the coordinator: this incarnation of ``task`` ended, and why; ``lives``: it is alive after all."""
-
-    task: str
-    incarnation: Incarnation
-    reason: Reason
-    lives: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """Worker to coordinator and servers: I have finished, after ``steps`` steps."""
-
-    steps: Step
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """Any task to the coordinator: I cannot continue. ``culprit`` is the task that failed, if not the sender."""
-
-    culprit: str
-    step: Step
-    reason: Reason
-
-
-@dataclass(frozen=True, slots=True)
-class End:
-    """Coordinator to all: the job has ended, well or with the first real error.
-
-    ``again``: start another incarnation, and with it the job, from the newest checkpoint.
-    """
-
-    ok: bool
-    culprit: str
-    step: Step
-    reason: Reason = NO_REASON
-    again: bool = False
-    departure: int = 0
-    """The signal (``leaving.Departure``) of the task that ended the job; 0: none."""
-
-
-@dataclass(frozen=True, slots=True)
-class StateBefore:
-    """What a worker takes into the step after the committed one (a rank: into the committed one); ``stuck`` as in
-    ``LocalState``."""
-
-    task: str
-    data: bytes
-    stuck: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Resolution:
-    """Coordinator to its deputy, with second homes: all that it has decided. Nothing follows from a decision before
-    the deputy holds it.
-
-    ``view``, ``shards``, ``decisions``: as in ``View``. ``joins``: of the members, where they have changed since the
-    last resolution that the deputy holds; empty otherwise. ``step``: the committed one. ``ends``: the end of the job,
-    once it is decided. ``norms``: those that were decided and may be asked for again. ``calls``: how many calls of all
-    workers are complete; each was told before (``KeptCall``). ``start`` (of ranks): the step that the job began with.
-    """
-
-    job: JobId
-    number: int
-    view: int
-    shards: tuple[Homes, ...]
-    decisions: tuple[Homes, ...]
-    joins: tuple[Join, ...]
-    step: Step
-    states: tuple[StateBefore, ...]
-    checkpoint: str
-    ends: tuple[End, ...]
-    norms: tuple[TotalNorm, ...] = ()
-    calls: int = 0
-    start: Step = INITIAL_STEP
-
-
-@dataclass(frozen=True, slots=True)
-class KeptCall:
-    """Coordinator to its deputy, with second homes: the call ``number`` of this job is complete.
-
-    ``first``: who came first, and ``made``: to what, without its value. ``committed``: the step at that time. ``anew``:
-    the deputy forgets those that it was told before; all that count follow.
-    """
-
-    number: int
-    first: str
-    made: CallMade
-    answer: CallComplete
-    committed: Step
-    anew: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class ResolutionHeld:
-    """Deputy to coordinator: I hold the resolution of this number."""
-
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class Leaving:
-    """Any task to the coordinator: I received this signal (``leaving.Departure``) and am leaving."""
-
-    signal: int
-
-
-@dataclass(frozen=True, slots=True)
-class Left:
-    """Coordinator to all others: this task received this signal and is leaving. To the task itself: you may leave."""
-
-    task: str
-    signal: int
-
-
-@dataclass(frozen=True, slots=True)
-class Heartbeat:
-    """Either end of a link, every second. Never counts as progress."""
-
-    sent_at: float
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """Coordinator to all: what it found out about an unusually long wait.
-
-    ``diagnosis`` is the whole of it as JSON (``diagnose/verdict.py``). The coordinator prints it; a task that does not
-    receive ``Printed`` in time prints it itself.
-    """
-
-    kind: ReportKind
-    text: str
-    diagnosis: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Printed:
-    """Coordinator to all: the report of this kind about this culprit is on my terminal."""
-
-    kind: ReportKind
-    culprit: str
+    view: int = 0
 
 
 Message = (
@@ -739,10 +384,13 @@ class VersionNote:
 
 @dataclass(frozen=True, slots=True)
 class MeanNote:
-    """Travels with the mean of a bucket, from its home to its second home, and arrives only after all its bytes."""
+    """Travels with the mean of a bucket, from its home to its second home, and arrives only after all its bytes.
+
+    ``update``: what else the version is made of; None if that is too long for a note, and comes as a message."""
 
     step: Step
     bucket: BucketId
+    update: HandOn | None = None
 
 
 Note = GradientNote | VersionNote | MeanNote

@@ -97,6 +97,10 @@ class HomedServerMachine(ServerMachine):
         self._others = {other: OtherServer() for other in shape.server_ids() if other != task}
         self._handed: dict[BucketId, HandedBucket] = {}
         self._seconds = SecondShard(self.places, journal, self._reaches)
+        self._later_view: View | None = None
+        """One that is taken once all is made that this server holds of buckets whose home it becomes."""
+        self._early_copies: dict[TaskId, list[BucketCopy]] = {}
+        """Parts of a bucket whose second home this server is not yet, as far as it knows."""
         self._held_repeat_at: float | None = None
         self._former_saves = 0
         """How many shards are being written that no longer are what this server is the home of."""
@@ -119,9 +123,9 @@ class HomedServerMachine(ServerMachine):
                 return self._on_mean_left(event, now)
             case BucketApplied() if event.bucket in self._seconds.buckets:
                 self._count(event.bucket, event.step)
-                return self._seconds.on_made(event, now)
+                return self._seconds.on_made(event, now) + self._take_view_that_waited(now)
             case BucketTaken():
-                return self._seconds.on_taken(event, now)
+                return self._seconds.on_taken(event, now) + self._take_view_that_waited(now)
             case Served():
                 return self._on_served(event)
             case Received(message=View() as view):
@@ -150,24 +154,40 @@ class HomedServerMachine(ServerMachine):
             case Holding() as said:
                 return self._on_holding(event.peer, said, now)
             case BucketCopy() as part:
-                return self._seconds.on_copy(event.peer, part)
+                return self._on_copy(event.peer, part)
             case _:
                 return []
+
+    def _on_copy(self, home: TaskId, part: BucketCopy) -> list[Effect]:
+        """A home copies a bucket once, as soon as it knows of the view. Here the view may come later, or wait."""
+        if self._seconds.is_home(home, part.bucket):
+            return self._seconds.on_copy(home, part)
+        early = self._early_copies.setdefault(home, [])
+        if part.offset == 0:
+            early.clear()  # it copies one after another
+        early.append(part)
+        return []
+
+    def _take_early_copies(self) -> list[Effect]:
+        early, self._early_copies = self._early_copies, {}
+        return [effect for home, parts in early.items() for part in parts for effect in self._on_copy(home, part)]
 
     # -- links between servers --
 
     def _on_server_up(self, event: LinkUp, now: float) -> list[Effect]:
         other = self._others[event.peer]
         other.incarnation, other.linked, other.grant = event.incarnation, True, None
+        self._early_copies.pop(event.peer, None)
         self._journal.record(now, Happening.LINK_UP, peer=event.peer)
-        return [GrantRegion(event.peer)] if self._prepared else []
+        return [*self._seconds.on_home_up(event.peer), GrantRegion(event.peer)] if self._prepared else []
 
     def _on_server_lost(self, peer: TaskId) -> None:
         other = self._others[peer]
         other.linked, other.grant = False, None
         for bucket, handed in self._handed.items():
             if self.places.of(bucket).second_task == peer:
-                handed.flying = handed.copying = False
+                handed.lent = handed.lent or handed.flying
+                handed.sent = handed.flying = handed.copying = False
 
     def _reaches(self, task: TaskId | None) -> bool:
         """Whether this server is there, in the incarnation that belongs to the view."""
@@ -201,6 +221,10 @@ class HomedServerMachine(ServerMachine):
         return tuple(bucket.id for bucket in plan.buckets if self.places.of(bucket.id).home == self.task.index)
 
     def _on_view(self, view: View, now: float) -> list[Effect]:
+        if self._has_to_make_before(view):
+            self._later_view = view
+            return []
+        self._later_view = None
         if not self.places.take(view):
             return []
         self.coordinator = self.places.placement.coordinator
@@ -212,6 +236,19 @@ class HomedServerMachine(ServerMachine):
         if self._layout is not None or chief.layout is None:
             return []
         return self._on_layout(chief, chief.layout, now)
+
+    def _has_to_make_before(self, view: View) -> bool:
+        """What it holds of a bucket that it is the home of from now on, it makes first: workers may have that version,
+        and its step may be committed. Meanwhile nothing can happen that is not repeated after that."""
+        if not self._prepared or view.number <= self.places.view or not view.shards:
+            return False
+        assert self.places.plan is not None
+        shards = self.places.plan.buckets
+        busy = [bucket for bucket, here in self._seconds.buckets.items() if here.is_busy]
+        return any(view.shards[shards[bucket].server].home == self.task.index for bucket in busy)
+
+    def _take_view_that_waited(self, now: float) -> list[Effect]:
+        return [] if self._later_view is None else self._on_view(self._later_view, now)
 
     def _take_places(self, now: float) -> list[Effect]:
         """Be what the view says of each bucket; all that is open is said again."""
@@ -242,7 +279,7 @@ class HomedServerMachine(ServerMachine):
         for other in self._others:
             effects += self._hand_on_all(other, now)
         effects += self._say_again_to_workers(now) + self._say_what_is_unheard(now)
-        return effects + self._answer_what_can_be()
+        return effects + self._answer_what_can_be() + self._take_early_copies()
 
     def _take_in_seals(self, now: float) -> list[Effect]:
         """What workers have sealed of this step holds for the buckets that are new here, too."""
@@ -269,6 +306,10 @@ class HomedServerMachine(ServerMachine):
             return []
         return super()._on_shard_saved(event)
 
+    def _say_saved(self) -> list[Effect]:
+        """In which view: there may be a newer one, in which other buckets are this server's."""
+        return [] if self._saved is None else [Send(self.coordinator, replace(self._saved, view=self.places.view))]
+
     @property
     def _first_version(self) -> int:
         assert self._layout is not None
@@ -282,12 +323,7 @@ class HomedServerMachine(ServerMachine):
         if known is None:
             self._ledgers[bucket] = Ledger(bucket, [0] * self.slots, self._first_version)
             return []
-        ledger = self._ledgers[bucket] = Ledger(bucket, [0] * self.slots, known.version)
-        if known.making:
-            # The store makes what the former home had handed on, and then it is made.
-            ledger.state = ServedBucketState.APPLYING
-            self._handed[bucket].update = known.update
-            return []
+        self._ledgers[bucket] = Ledger(bucket, [0] * self.slots, known.version)
         return [GiveBack(known.arrival)] if known.arrival else []
 
     def _find_step(self, now: float) -> None:
@@ -365,7 +401,8 @@ class HomedServerMachine(ServerMachine):
 
     def _may_apply(self, ledger: Ledger) -> bool:
         handed = self._handed[ledger.bucket]
-        return super()._may_apply(ledger) and not handed.flying and not handed.copying and not self._lags(ledger.bucket)
+        reads = handed.flying or handed.lent
+        return super()._may_apply(ledger) and not reads and not handed.copying and not self._lags(ledger.bucket)
 
     def _lags(self, bucket: BucketId) -> bool:
         """Whether the second home, which nobody may be ahead of, lacks a state that was loaded here."""
@@ -382,7 +419,7 @@ class HomedServerMachine(ServerMachine):
         handed = self._handed[apply.bucket]
         mean = bool(apply.arrivals)
         handed.update = HandOn(apply.step, apply.bucket, mean, apply.rates, apply.without, apply.values)
-        handed.is_ready = not mean
+        handed.is_ready, handed.sent = not mean, False
         self.steps_made[apply.bucket] = self.steps_made.get(apply.bucket, 0) + 1
         self._count(apply.bucket, apply.step)
         handed.digests = ("", "")
@@ -400,19 +437,20 @@ class HomedServerMachine(ServerMachine):
         handed.is_ready = True
         return self._hand_on(event.bucket, now)
 
-    def _hand_on(self, bucket: BucketId, now: float) -> list[Effect]:
+    def _hand_on(self, bucket: BucketId, now: float, *, again: bool = False) -> list[Effect]:
         handed, second = self._handed[bucket], self.places.of(bucket).second_task
         update = handed.update
         if update is None or not handed.is_ready or handed.held > update.step or second is None:
             return []
-        if not self._reaches(second) or not self._waits_for_second(bucket):
+        if not self._reaches(second) or not self._waits_for_second(bucket) or (handed.sent and not again):
             return []
-        self._held_repeat_at = now + REPEAT_SECONDS
-        effects: list[Effect] = [Send(second, update)]
         grant = self._others[second].grant
+        self._held_repeat_at = now + REPEAT_SECONDS
+        effects: list[Effect] = [Send(second, update)] if again or not update.mean else []
         if update.mean and not handed.flying and grant is not None:
             handed.flying = True
-            effects.append(SendMean(second, update.step, bucket, grant))
+            effects.append(SendMean(second, update.step, bucket, grant, update))
+        handed.sent = bool(effects)
         return effects
 
     def _hand_on_all(self, second: TaskId, now: float) -> list[Effect]:
@@ -425,6 +463,8 @@ class HomedServerMachine(ServerMachine):
         handed, ledger = self._handed.get(event.bucket), self._ledgers.get(event.bucket)
         if handed is None or ledger is None or event.peer != self.places.of(event.bucket).second_task:
             return []
+        if not event.ok and handed.flying:
+            handed.lent = True  # the link is about to be lost; it may have arrived
         handed.flying = False
         return self._apply_if_possible(ledger, now)
 
@@ -436,14 +476,13 @@ class HomedServerMachine(ServerMachine):
         handed = self._handed[event.bucket]
         handed.digests, handed.since = (event.digest, handed.digests[1]), now
         # Where there was nothing to reduce, or another server had made the mean, this is the first word of it.
-        handed_on = self._hand_on(event.bucket, now) if not self._handed[event.bucket].flying else []
-        return handed_on + self._make_known_if_held(ledger, now)
+        return self._hand_on(event.bucket, now) + self._make_known_if_held(ledger, now)
 
     def _on_holding(self, peer: TaskId, said: Holding, now: float) -> list[Effect]:
         handed, ledger = self._handed.get(said.bucket), self._ledgers.get(said.bucket)
         if handed is None or ledger is None or self.places.of(said.bucket).second_task != peer:
             return []
-        handed.held = max(handed.held, said.version)
+        handed.held, handed.lent = max(handed.held, said.version), handed.lent and said.reads
         if handed.copying:
             handed.copying = False
             if (said.version, said.edition) == (handed.copied, handed.copied_edition):
@@ -453,7 +492,7 @@ class HomedServerMachine(ServerMachine):
             return effects + self._apply_if_possible(ledger, now)
         if said.version == ledger.version + 1:
             handed.digests = (handed.digests[0], said.digest)
-        return self._make_known_if_held(ledger, now)
+        return self._make_known_if_held(ledger, now) + self._apply_if_possible(ledger, now)
 
     # -- a second home that is new --
 
@@ -542,7 +581,7 @@ class HomedServerMachine(ServerMachine):
         if self._waits_for_second(ledger.bucket) and handed.held <= ledger.version:
             return []
         handed.update = None
-        if all(one.state is not ServedBucketState.HANDED_ON for one in self._ledgers.values() if one is not ledger):
+        if all(one.update is None for one in self._handed.values()):
             self._held_repeat_at = None
         return self._make_known(ledger, ServedBucketTrigger.HELD, now) + self._copy_next()
 
@@ -552,7 +591,7 @@ class HomedServerMachine(ServerMachine):
         if self._held_repeat_at is None or now < self._held_repeat_at:
             return []
         self._held_repeat_at = None
-        return [effect for bucket in self._ledgers for effect in self._hand_on(bucket, now)]
+        return [effect for bucket in self._ledgers for effect in self._hand_on(bucket, now, again=True)]
 
     def next_deadline(self) -> float | None:
         due = [at for at in (super().next_deadline(), self._held_repeat_at) if at is not None]

@@ -83,7 +83,7 @@ class Ledger:
         return self.state in (ServedBucketState.APPLYING, ServedBucketState.HANDED_ON)
 
     def slot_of(self, version: int) -> int:
-        return version % 2
+        return version % len(self.readers)
 
 
 @dataclass(slots=True)

@@ -2,7 +2,9 @@
 
 A worker's gradients leave during backward. Then it asks for the norm of the mean (a ``Seal`` that ``asks``) and may go
 on: each server measures its buckets once every contributor has asked, the coordinator adds up the parts and tells all
-tasks the norm and the scale. ``step_norm.py`` has the states of one such question.
+tasks the norm and the scale. ``step_norm.py`` has the states of one such question. Programs that clip do it in every
+step: so from the second on a bucket is measured as soon as it is complete, and little is left to do when the question
+comes.
 """
 
 from __future__ import annotations
@@ -93,14 +95,30 @@ class MeasuringShard(Shard):
             return []
         number, clip = asked
         self._norm.ask(step, number, clip, now)
-        replicas = 1 if self.summed else len(members)
         effects: list[Effect] = []
         for ledger in self._ledgers.values():
-            if ledger.version == step and self._as_sealed(ledger) and self._norm.begin(ledger.bucket):
-                given = tuple(ledger.arrived[m].number for m in members if ledger.arrived[m] is not NO_GRADIENT)
-                attempt = self._norm.attempt
-                effects.append(Measure(step, ledger.bucket, given, replicas, clip.norm_type, attempt))
-        return effects
+            if ledger.version == step and self._as_sealed(ledger):
+                effects += self._measure(ledger, clip.norm_type)
+        return effects + self._tell_if_measured(now)
+
+    def _measure_ahead(self, ledger: Ledger) -> list[Effect]:
+        """A bucket that is complete, during backward, if the norm of the step before was asked for. What replaces a
+        gradient of it makes the store measure it again."""
+        step, clip = self.step, self._norm.clip
+        if ledger.version != step or clip is None or not self._norm.is_decided_for(step - 1):
+            return []
+        if not all(member in ledger.arrived for member in self.contributors(step)):
+            return []
+        self._norm.foresee(step, clip.norm_type)
+        return self._measure(ledger, clip.norm_type)
+
+    def _measure(self, ledger: Ledger, norm_type: float) -> list[Effect]:
+        if not self._norm.begin(ledger.bucket):
+            return []
+        members, step = self.contributors(ledger.version), ledger.version
+        given = tuple(ledger.arrived[m].number for m in members if ledger.arrived[m] is not NO_GRADIENT)
+        replicas = 1 if self.summed else len(members)
+        return [Measure(step, ledger.bucket, given, replicas, norm_type, self._norm.attempt)]
 
     def _asked_by_all(self, members: tuple[TaskId, ...], step: Step) -> tuple[int, Clip] | None:
         """The question that every contributor asks now."""
@@ -111,9 +129,13 @@ class MeasuringShard(Shard):
         return None if clip is None else (seals[0].number, clip)
 
     def _on_bucket_measured(self, event: BucketMeasured, now: float) -> list[Effect]:
+        self._norm.measured(event.bucket, event.attempt, event.norm)
+        return self._tell_if_measured(now)
+
+    def _tell_if_measured(self, now: float) -> list[Effect]:
         # With second homes, this server may have got a bucket that another one had already applied.
         open_here = sum(ledger.version == self._norm.step for ledger in self._ledgers.values())
-        if not self._norm.measured(event.bucket, event.attempt, event.norm, open_here, now):
+        if not self._norm.complete(open_here, now):
             return []
         self._journal.record(now, Happening.MEASURED, self._norm.step)
         return self._say_what_is_unheard(now)

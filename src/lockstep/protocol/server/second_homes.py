@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from lockstep.protocol.core.ids import INITIAL_STEP, BucketId, Incarnation, TaskId
-from lockstep.protocol.core.messages import HandOn, Ticket, View
+from lockstep.protocol.core.messages import BucketCopy, HandOn, Ticket, View
 from lockstep.protocol.core.placement import Homes, Placement
 from lockstep.protocol.core.plan import Plan
 
@@ -33,8 +35,12 @@ class HandedBucket:
     """What made, or makes, the version that is not known yet."""
     is_ready: bool = False
     """The mean is where it can be handed on."""
+    sent: bool = False
+    """It was sent, over the link that there is: if no answer comes, that is repeated."""
     flying: bool = False
-    """The mean is being read on its way to the second home: no other may be written in its place."""
+    """The mean is being read, on its way to the second home or there: no other may be written in its place."""
+    lent: bool = False
+    """The link was lost while it was flying: the second home may still read it, until it says that it does not."""
     held: int = NOTHING
     """The version that the second home has."""
     since: float = 0.0
@@ -70,9 +76,18 @@ class HandedBucket:
     def hand_to(self, second: _Life | None) -> None:
         """The second home in the view; another one has nothing yet."""
         if second != self.second:
-            self.second, self.flying, self.held = second, False, NOTHING
+            self.second, self.held = second, NOTHING
+            self.sent = self.flying = self.lent = False
             self.copied, self.copying, self.in_step = NOTHING, False, False
             self.copied_edition = self.held_edition = 0
+
+
+class HeldUpdate(NamedTuple):
+    """What a version is made of, at a second home."""
+
+    update: HandOn
+    arrival: int
+    """The number of the mean; 0 without one."""
 
 
 @dataclass(slots=True)
@@ -80,16 +95,32 @@ class SecondBucket:
     """A bucket at its second home. The store makes one version of it at a time, of what was handed on."""
 
     version: int
+    """The newest one that was made."""
+    held: deque[HeldUpdate] = field(default_factory=deque)
+    """What the versions after it are made of; the store makes the first of them."""
     update: HandOn | None = None
+    """Of the next one, while its mean is missing."""
     arrival: int = 0
-    """The number of the mean, once it is here."""
-    making: bool = False
+    """The number of its mean, while all else is missing."""
+    owes_word: bool = False
+    """The home has lost sight of what is read here, and is told when nothing is any more."""
     parts: bytearray = field(default_factory=bytearray)
     """What has come of a copy."""
+    copy: BucketCopy | None = None
+    """A whole one, which is being taken, or waits until what is held is made."""
+    taking: bool = False
     edition: int = 0
     """Of the last copy that was taken."""
-    taking: int = 0
-    """Of the copy that is being taken."""
+
+    @property
+    def holds(self) -> int:
+        """The newest version that can be made of what is here."""
+        return self.version + len(self.held)
+
+    @property
+    def is_busy(self) -> bool:
+        """The store has something to do with it."""
+        return bool(self.held) or self.copy is not None
 
 
 @dataclass(slots=True)

@@ -1,4 +1,7 @@
-"""What a server is the second home of: it makes each version of what the home hands on, and says when it has it."""
+"""What a server is the second home of: it says when it has all that a version is made of, and makes it afterwards.
+
+What it holds is as safe as what it has made: it makes it before it does anything else in the home's place.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from lockstep.protocol.core.events import BucketApplied, BucketTaken, MeanArrive
 from lockstep.protocol.core.ids import BucketId, Step, TaskId
 from lockstep.protocol.core.journal import Happening, Journal
 from lockstep.protocol.core.messages import BucketCopy, HandOn, Holding
-from lockstep.protocol.server.second_homes import Places, SecondBucket
+from lockstep.protocol.server.second_homes import NOTHING, HeldUpdate, Places, SecondBucket
 
 DIGEST_EVERY = 50
 """After how many steps both homes compare what they made."""
@@ -30,64 +33,90 @@ class SecondShard:
         self._journal = journal
         self._reaches = reaches
 
-    def _is_home(self, peer: TaskId, bucket: BucketId) -> bool:
+    def is_home(self, peer: TaskId, bucket: BucketId) -> bool:
         return bucket in self.buckets and self._places.of(bucket).home_task == peer
 
     def on_handed_on(self, home: TaskId, update: HandOn, now: float) -> list[Effect]:
-        if not self._is_home(home, update.bucket):
+        if not self.is_home(home, update.bucket):
             return []
         here = self.buckets[update.bucket]
-        if update.step < here.version:
-            return [Send(home, Holding(update.bucket, here.version, edition=here.edition))]
-        if update.step == here.version and not here.making:
+        if update.step < here.holds:
+            return self._say_holding(update.bucket)
+        if update.step == here.holds:
             here.update = update
-        return self._make_if_possible(home, update.bucket, now)
+        return self._hold_if_possible(update.bucket, now)
 
     def on_mean(self, event: MeanArrived, now: float) -> list[Effect]:
         here = self.buckets.get(event.bucket)
-        wanted = here is not None and self._is_home(event.peer, event.bucket)
-        if here is None or not wanted or here.making or event.step != here.version:
+        if here is None or not self.is_home(event.peer, event.bucket) or event.step > here.holds:
             return [GiveBack(event.arrival)]
+        if event.step < here.holds:
+            return [GiveBack(event.arrival), *self._say_holding(event.bucket)]
         effects: list[Effect] = [GiveBack(here.arrival)] if here.arrival else []
         here.arrival = event.arrival
+        if event.update is not None:
+            here.update = event.update
         self._journal.record(now, Happening.ARRIVED, event.step, event.bucket, event.peer)
-        return effects + self._make_if_possible(event.peer, event.bucket, now)
+        return effects + self._hold_if_possible(event.bucket, now)
 
-    def _make_if_possible(self, home: TaskId, bucket: BucketId, now: float) -> list[Effect]:
+    def _hold_if_possible(self, bucket: BucketId, now: float) -> list[Effect]:
+        """All that the next version is made of is here: that is said at once, and it is made when there is time."""
         here = self.buckets[bucket]
         update = here.update
-        if update is None or here.making or (update.mean and not here.arrival):
+        if update is None or (update.mean and not here.arrival):
             return []
-        here.making = True
-        arrivals, here.arrival = ((here.arrival,) if update.mean else ()), 0
-        giving = (home,) if update.mean else ()
+        here.held.append(HeldUpdate(update, here.arrival))
+        here.update, here.arrival = None, 0
+        return self._say_holding(bucket) + (self._make_next(bucket, now) if len(here.held) == 1 else [])
+
+    def _make_next(self, bucket: BucketId, now: float) -> list[Effect]:
+        here, home = self.buckets[bucket], self._places.of(bucket).home_task
+        if not here.held or here.taking:
+            return []
+        update, arrival = here.held[0]
+        arrivals, giving = ((arrival,), (home,)) if update.mean else ((), ())
         slots = (update.step % 2, (update.step + 1) % 2)
         self._journal.record(now, Happening.CONSUMED, update.step, bucket, home)
         apply = Apply(update.step, bucket, giving, arrivals, 1, update.rates, *slots, update.without, update.values)
-        return [replace(apply, digests=compares(update.step))]
+        return [replace(apply, digests=compares(update.step), in_background=True)]
 
     def on_made(self, event: BucketApplied, now: float) -> list[Effect]:
         here = self.buckets[event.bucket]
-        here.version, here.update, here.making = event.step + 1, None, False
+        here.held.popleft()
+        here.version = event.step + 1
         self._journal.record(now, Happening.PRODUCED, here.version, event.bucket)
-        return self._say_holding(event.bucket, event.digest)
+        says = event.digest or (here.owes_word and not here.held)
+        effects = self._say_holding(event.bucket, event.digest) if says else []
+        return effects + self._take_copy_if_possible(event.bucket) + self._make_next(event.bucket, now)
 
     def _say_holding(self, bucket: BucketId, digest: str = "") -> list[Effect]:
-        home = self._places.of(bucket).home_task
-        here = self.buckets[bucket]
-        said = Holding(bucket, here.version, digest, here.edition)
-        return [Send(home, said)] if self._reaches(home) else []
+        """Where both homes compare what they make, only what was made."""
+        home, here = self._places.of(bucket).home_task, self.buckets[bucket]
+        if not self._reaches(home):
+            return []
+        compared = bool(here.held) and compares(here.held[-1].update.step)
+        here.owes_word = here.owes_word and bool(here.held)
+        return [Send(home, Holding(bucket, here.holds - compared, digest, here.edition, reads=bool(here.held)))]
 
-    # -- if it is new --
+    def on_home_up(self, home: TaskId) -> list[Effect]:
+        """The link to the home of some buckets is there again."""
+        effects: list[Effect] = []
+        for bucket, here in self.buckets.items():
+            if self.is_home(home, bucket) and here.holds > NOTHING:
+                here.owes_word = True
+                effects += self._say_holding(bucket)
+        return effects
+
+    # -- copies: if it is new, or a program has loaded another state --
 
     def on_copy(self, home: TaskId, part: BucketCopy) -> list[Effect]:
         """A part of a bucket as its home has it; with the last one it can be taken."""
-        if not self._is_home(home, part.bucket):
+        if not self.is_home(home, part.bucket):
             return []
         here = self.buckets[part.bucket]
-        if here.making:
+        if here.copy is not None:
             return []  # of a copy that was begun over a former link: when it is taken, its home hears of that
-        if (part.version, part.edition) <= (here.version, here.edition):
+        if (part.version, part.edition) <= (here.holds, here.edition):
             return self._say_holding(part.bucket)
         if part.offset == 0:
             here.parts.clear()
@@ -96,14 +125,22 @@ class SecondShard:
         here.parts += part.data
         if len(here.parts) < part.total:
             return []
-        data, here.parts = bytes(here.parts), bytearray()
-        here.making, here.taking = True, part.edition
-        return [TakeBucket(part.bucket, part.version, data)]
+        here.copy, here.parts = replace(part, data=bytes(here.parts)), bytearray()
+        return self._take_copy_if_possible(part.bucket)
+
+    def _take_copy_if_possible(self, bucket: BucketId) -> list[Effect]:
+        """After what is held before it was made: the home goes on as soon as that is held, and may copy then."""
+        here = self.buckets[bucket]
+        if here.copy is None or here.held or here.taking:
+            return []
+        here.taking = True
+        return [TakeBucket(bucket, here.copy.version, here.copy.data)]
 
     def on_taken(self, event: BucketTaken, now: float) -> list[Effect]:
         here = self.buckets.get(event.bucket)
-        if here is None:
+        if here is None or here.copy is None:
             return []
-        here.version, here.making, here.update, here.edition = event.version, False, None, here.taking
+        here.version, here.edition, here.update = event.version, here.copy.edition, None
+        here.copy, here.taking = None, False
         self._journal.record(now, Happening.ARRIVED, event.version, event.bucket, cause="a copy")
         return self._say_holding(event.bucket)

@@ -5,11 +5,13 @@ Each bucket of the shard is at a version *v* and collects the gradients of step 
     COLLECTING  not every contributor's gradient is here
     COMPLETE    all are here; applying waits for the rates, the seals, the norm (``measuring.py``), the commit of the
                 step before, or for a reader of the slot that the next version will overwrite
-    APPLYING    the store reduces and updates, out of place
+    APPLYING    the store reduces and updates, out of place unless it ``overwrites``
 
 and back to COLLECTING at version *v+1*. The store has two slots per bucket: version *v* stays readable in one while
 *v+1* is written to the other, until step *v* is committed; a worker that died in the middle of a step can compute it
-again.
+again. Where nobody can come back, and all workers have sealed a step before any bucket of it is applied, version *v* is
+needed by nobody any more: the store then has one slot, and *v+1* is written over *v* (``overwrites``), which spares
+memory and a pass over it.
 
 Versions start at -1: the chief's initial parameters travel as its gradient of step -1.
 """
@@ -91,13 +93,16 @@ class ServerMachine(MeasuringShard):
         aggregate: int | None = None,
         any_rates: bool = False,
         averages: bool = False,
+        overwrites: bool = False,
     ) -> None:
         """``summed``: gradients are added up, not averaged. ``aggregate``: how many workers make a step, if not all.
         ``any_rates``: the rates of a step may come from any worker, since the chief may be away. ``averages``: a
         version is the mean of the gradients itself, so no step needs rates (without servers: the workers' own
-        optimizers use the mean).
+        optimizers use the mean). ``overwrites``: no version is kept once all workers have sealed their step with it.
         """
+        assert not (overwrites and (eager or aggregate is not None)), "a worker may still read what is overwritten"
         super().__init__(task, shape, journal, aggregate)
+        self._overwrites = overwrites
         self._any_rates = any_rates or aggregate is not None
         self.eager = eager
         self.summed = summed
@@ -106,6 +111,10 @@ class ServerMachine(MeasuringShard):
         self._prepared = False
         self._rates: dict[Step, tuple[GroupRates, ...]] = {INITIAL_STEP: ()}
         self._coordinator: Incarnation = 0
+
+    @property
+    def slots(self) -> int:
+        return 1 if self._overwrites else super().slots
 
     # -- the door --
 
@@ -282,7 +291,8 @@ class ServerMachine(MeasuringShard):
         ledger.arrived[event.peer] = Arrival(event.edition, event.arrival)
         self._workers[event.peer].since = now
         self._journal.record(now, Happening.ARRIVED, event.step, event.bucket, event.peer)
-        return effects + self._measure_if_asked(now) + self._apply_if_possible(ledger, now)
+        effects += self._measure_if_asked(now) + self._measure_ahead(ledger)
+        return effects + self._apply_if_possible(ledger, now)
 
     def _drop(self, sender: TaskId, step: Step, bucket: BucketId, why: str, now: float) -> None:
         self.dropped[sender] = self.dropped.get(sender, 0) + 1

@@ -131,10 +131,13 @@ class Shard:
         return ledger.slot_of(version)
 
     def _readable(self, ledger: Ledger, version: int, side: WorkerSide) -> bool:  # noqa: ARG002 - see the async machine
+        if self.slots == 1 and ledger.is_closed:
+            return False  # the next version is being written over it
         if version == ledger.version:
             return version > INITIAL_STEP
         # The version before stays readable in its slot until the next update may overwrite it.
-        return version == ledger.version - 1 and version > INITIAL_STEP and not ledger.is_closed
+        kept = version == ledger.version - 1 and self.slots > 1
+        return kept and version > INITIAL_STEP and not ledger.is_closed
 
     def _transfer_over(self, event: TransferEnded, now: float) -> Ledger | None:
         """A reader of a slot is gone; returns the bucket it read, if it counted as a reader."""
@@ -190,17 +193,20 @@ class Shard:
         """Save each version once; a repeated request is answered with the result."""
         if version <= self._save_version:
             known = self._saved is not None and self._saved.version == version
-            return [Send(self.coordinator, self._saved)] if known and self._saved is not None else []
+            return self._say_saved() if known else []
         self._save_version = version
         late = [b for b in self._ledgers.values() if b.version != version or b.is_closed]
         if late:
             self._saved = Saved(version, "", 0, "", phrases.bucket_is_past(late[0].bucket, late[0].version))
-            return [Send(self.coordinator, self._saved)]
+            return self._say_saved()
         return [SaveShard(version, tuple(self._ledgers))]
 
     def _on_shard_saved(self, event: ShardSaved) -> list[Effect]:
         self._saved = event.saved
-        return [Send(self.coordinator, event.saved)]
+        return self._say_saved()
+
+    def _say_saved(self) -> list[Effect]:
+        return [] if self._saved is None else [Send(self.coordinator, self._saved)]
 
     def _break(self, culprit: TaskId, reason: Reason, now: float) -> list[Effect]:
         if self._failure is not None:

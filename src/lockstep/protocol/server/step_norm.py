@@ -2,7 +2,9 @@
 
 Workers that clip the mean ask for its norm (``Seal.asks``)::
 
-    UNASKED    not every contributor has asked, or not with the gradients that are here
+    UNASKED    not every contributor has asked, or not with the gradients that are here. Where they asked in the step
+               before, a bucket is measured as soon as it is complete, during backward: the answer is then kept for the
+               question that will most likely come
     MEASURING  the store measures the buckets
     TOLD       this server's part is with the coordinator, which adds up all parts
     DECIDED    the norm and the scale are known; whatever is applied in this step is multiplied by it
@@ -68,6 +70,8 @@ class StepNorm:
         self.total: TotalNorm | None = None
         self._begun: set[BucketId] = set()
         self._norms: dict[BucketId, float] = {}
+        self._foreseen: tuple[Step, float] | None = None
+        """The step, and the kind of norm, that buckets are measured for before the question."""
 
     def ask(self, step: Step, number: int, clip: Clip, now: float) -> None:
         """Every contributor asks this; perhaps again."""
@@ -78,23 +82,31 @@ class StepNorm:
         if self.state is StepNormState.UNASKED:
             self._go(StepNormTrigger.ASK)
             self.since = now
-            self.attempt += 1
-            self._begun.clear()
-            self._norms.clear()
+            if self._foreseen != (step, clip.norm_type):
+                self._begin_anew()
+        self._foreseen = None
+
+    def foresee(self, step: Step, norm_type: float) -> None:
+        """The question will most likely come: what is complete may be measured now."""
+        if self._foreseen is None or self._foreseen[0] != step:
+            self._begin_anew()
+            self._foreseen = (step, norm_type)
 
     def begin(self, bucket: BucketId) -> bool:
         """Whether the store is to measure this bucket now: once for each attempt."""
-        if self.state is not StepNormState.MEASURING or bucket in self._begun:
+        if (self.state is not StepNormState.MEASURING and self._foreseen is None) or bucket in self._begun:
             return False
         self._begun.add(bucket)
         return True
 
-    def measured(self, bucket: BucketId, attempt: int, norm: float, buckets: int, now: float) -> bool:
-        """The norm of one of ``buckets``; returns whether it was the last one."""
-        if self.state is not StepNormState.MEASURING or attempt != self.attempt:
-            return False
-        self._norms[bucket] = norm
-        if len(self._norms) < buckets:
+    def measured(self, bucket: BucketId, attempt: int, norm: float) -> None:
+        """The norm of a bucket, as this attempt found it."""
+        if attempt == self.attempt:
+            self._norms[bucket] = norm
+
+    def complete(self, buckets: int, now: float) -> bool:
+        """Whether the question is answered by what was measured of all ``buckets``; True once."""
+        if self.state is not StepNormState.MEASURING or len(self._norms) < buckets:
             return False
         self._go(StepNormTrigger.MEASURED)
         self.since = now
@@ -102,8 +114,14 @@ class StepNorm:
 
     def forget(self) -> None:
         """What was measured is no longer what is here. A decision stays."""
+        self._begin_anew()
         if self.state is not StepNormState.DECIDED:
             self._go(StepNormTrigger.FORGET)
+
+    def _begin_anew(self) -> None:
+        self.attempt += 1
+        self._begun.clear()
+        self._norms.clear()
 
     def decide(self, total: TotalNorm) -> bool:
         """The coordinator's word; returns whether it is new."""
@@ -115,6 +133,10 @@ class StepNorm:
         self.total = total
         self._go(StepNormTrigger.DECIDE)
         return True
+
+    def is_decided_for(self, step: Step) -> bool:
+        """Whether the newest question was about this step, and is answered."""
+        return self.state is StepNormState.DECIDED and self.step == step
 
     def knows(self, step: Step, number: int) -> bool:
         """Whether this question is answered."""

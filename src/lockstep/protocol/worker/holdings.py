@@ -21,7 +21,7 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from lockstep.protocol.core.ids import INITIAL_STEP, BucketId, Incarnation, Step, TaskId
-from lockstep.protocol.core.messages import Ticket
+from lockstep.protocol.core.messages import Open, Ticket
 
 
 class HeldBucketState(StrEnum):
@@ -108,6 +108,8 @@ class ServerSide:
     linked: bool = False
     grant: Ticket | None = None
     open_step: Step = INITIAL_STEP - 1
+    early_open: Open | None = None
+    """It came before the view that it belongs to, and counts in that one."""
     buckets: list[HeldBucket] = field(default_factory=list)
     awaited: int = 0
     since: float = 0.0

@@ -392,7 +392,15 @@ class WorkerMachine:
             peer.awaited = sum(1 for bucket in peer.buckets if bucket.version < self._target)
             if peer.linked and self._layout is not None:
                 effects += self._statements(peer, now)
-        return effects + self.questions.ask_homes(self.home_of, self._view, now)
+        return effects + self._take_early_opens(now) + self.questions.ask_homes(self.home_of, self._view, now)
+
+    def _take_early_opens(self, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for peer in self._servers.values():
+            early, peer.early_open = peer.early_open, None
+            if early is not None:
+                effects += self._on_open(peer, early, now)
+        return effects
 
     def _move(self, bucket: HeldBucket, home: TaskId) -> None:
         self._servers[bucket.server].buckets.remove(bucket)
@@ -405,6 +413,9 @@ class WorkerMachine:
     def _on_open(self, peer: ServerSide, message: Open, now: float) -> list[Effect]:
         if message.view < self._view:
             return []  # it does not know yet which buckets are its own
+        if message.view > self._view:
+            peer.early_open = message  # this worker does not
+            return []
         if message.step < peer.open_step:
             self._journal.record(now, Happening.DROPPED, message.step, peer=peer.id, cause="stale open")
             return []
@@ -475,7 +486,7 @@ class WorkerMachine:
         peer = self._servers.get(event.peer)
         if peer is None or not peer.linked:
             return []
-        peer.linked, peer.grant, peer.open_step = False, None, INITIAL_STEP - 1
+        peer.linked, peer.grant, peer.open_step, peer.early_open = False, None, INITIAL_STEP - 1, None
         self._journal.record(now, Happening.LINK_LOST, peer=event.peer, cause=event.reason)
         for bucket in peer.buckets:
             bucket.busy = False

@@ -102,6 +102,8 @@ class RunLink:
         """There was a former life."""
         self.finished = False
         """It had made all its steps."""
+        self.former_job = 0
+        """The job that it was in."""
         self.restarts = 0
         """How often ``lockstep run`` starts a lost program again."""
 
@@ -113,7 +115,7 @@ class RunLink:
             return False
         self.met = tuple(str(host) for host in said.get("hosts", ()))
         self.later, self.finished = bool(said.get("later")), bool(said.get("finished"))
-        self.restarts = int(said.get("restarts", 0))
+        self.restarts, self.former_job = int(said.get("restarts", 0)), int(said.get("job", 0))
         return True
 
     def reserve(self, ports: PortRange | None) -> int:

@@ -6,7 +6,6 @@ outside, the reaper's status lines, the task's own reports.
 
 from __future__ import annotations
 
-import itertools
 import time
 from abc import ABC, abstractmethod
 from typing import Final
@@ -17,7 +16,7 @@ from lockstep.runtime import processes
 from lockstep.runtime.monitor.exit import Action, Stopping, TaskObserver
 from lockstep.runtime.monitor.record import TaskRecord
 from lockstep.runtime.monitor.spares import Spares
-from lockstep.runtime.monitor.task_process import TaskProcess
+from lockstep.runtime.monitor.task_process import NO_FORMER_LIFE, FormerLife, TaskProcess
 from lockstep.terminal import say
 
 TICK_SECONDS: Final = 0.5
@@ -44,11 +43,12 @@ class Lives(ABC):
         self._restarts = restarts
         self._observer = TaskObserver(name, record)
         self._reports_open = True
+        self._former = NO_FORMER_LIFE
         self._spares = Spares() if spares is None else spares
 
     @abstractmethod
-    def _start(self, life: int, *, finished: bool) -> TaskProcess:
-        """Start the process. ``life``: 0 for the first; ``finished``: the former one had done its work."""
+    def _start(self, former: FormerLife) -> TaskProcess:
+        """Start the process. ``former``: what it is told of those before it."""
 
     @abstractmethod
     def _pass_on(self, signum: int) -> None:
@@ -77,7 +77,7 @@ class Lives(ABC):
 
     def _begin(self) -> None:
         """Start the first incarnation."""
-        self._task = self._start(0, finished=False)
+        self._task = self._start(NO_FORMER_LIFE)
 
     def _watch_lives(self) -> int:
         """Watch one incarnation of the task after another; returns the exit code of the last."""
@@ -88,7 +88,7 @@ class Lives(ABC):
 
     def _watch_one_by_one(self) -> int:
         restarts = 0
-        for life in itertools.count(1):
+        while True:
             self._watch_task()
             exit_code = self._task.news.exit_code
             assert exit_code is not None, "the loop ends with the task"
@@ -102,8 +102,7 @@ class Lives(ABC):
                 say(f"restarting {self._name} ({restarts} of {self._restarts} restarts)")
             else:
                 return exit_code
-            self._start_again(life)
-        raise AssertionError("the last incarnation returns")
+            self._start_again()
 
     def _tell_of_next_life(self) -> None:
         """The former incarnation is over."""
@@ -112,12 +111,14 @@ class Lives(ABC):
     def _tell_of_process(self, pid: int) -> None:
         self._record.on_started(pid)
 
-    def _start_again(self, life: int) -> None:
-        finished = self._record.report.phase == TaskPhase.FINISHING.value
+    def _start_again(self) -> None:
+        report = self._record.report
+        finished = report.phase == TaskPhase.FINISHING.value
+        self._former = FormerLife(finished=finished, exists=True, job=report.job or self._former.job)
         self._tell_of_next_life()
         self._task.close(REAPER_SECONDS)
         processes.end_descendants(0.0, REAPER_SECONDS, self._spares.reapers())
-        self._task = self._start(life, finished=finished)
+        self._task = self._start(self._former)
         self._reports_open = True
         if self._task.news.pid:  # it was a spare, and runs already
             say(f"a spare takes the place of {self._name} (pid {self._task.news.pid})")

@@ -22,7 +22,7 @@ from lockstep.runtime.monitor.outlived import Outlived, has_left
 from lockstep.runtime.monitor.record import TaskRecord
 from lockstep.runtime.monitor.service import MonitorService
 from lockstep.runtime.monitor.spares import SparePlan, SparePool, lent_spares
-from lockstep.runtime.monitor.task_process import FINISHED, LATER, TaskProcess
+from lockstep.runtime.monitor.task_process import FormerLife, TaskProcess
 from lockstep.runtime.running_jobs import listed
 from lockstep.runtime.startup.metrics_options import NO_METRICS, MetricsOptions
 from lockstep.runtime.startup.start_facts import StartFacts
@@ -130,13 +130,12 @@ class _Monitor(Lives):
             return EXIT_VERDICT
         return exit_code_after(exit_code, self._stopping.signum)
 
-    def _start(self, life: int, *, finished: bool) -> TaskProcess:
-        marks = (FINISHED,) if finished else ()
-        later = (LATER,) if life else ()
-        placed = self._spares.place(self._spec.command, (*marks, *later)) if life else None
+    def _start(self, former: FormerLife) -> TaskProcess:
+        command = former.marked(self._spec.command)
+        placed = self._spares.place(command) if former.exists else None
         if placed is not None:
             return placed.process
-        return TaskProcess(self._spec.command, (*marks, *later), takes_signals=self._spec.takes_signals)
+        return TaskProcess(command, takes_signals=self._spec.takes_signals)
 
     def _look(self, now: float, ready: set[int]) -> None:  # noqa: ARG002 - nothing else to read
         if not self._forced and self._outlived.look(now):

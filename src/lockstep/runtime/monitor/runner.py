@@ -30,7 +30,7 @@ from lockstep.runtime.monitor.lives import Lives
 from lockstep.runtime.monitor.record import TaskRecord
 from lockstep.runtime.monitor.reporter import TaskReport
 from lockstep.runtime.monitor.spares import SparePlan, SparePool
-from lockstep.runtime.monitor.task_process import TaskProcess
+from lockstep.runtime.monitor.task_process import FormerLife, TaskProcess
 from lockstep.runtime.startup.metrics_options import NO_METRICS, MetricsOptions
 from lockstep.security.chosen import choose, settle
 from lockstep.terminal import say
@@ -90,8 +90,6 @@ class _Runner(Lives):
         self._hosts: list[str] = []
         self._known: Introduction | None = None
         self._job_over = False
-        self._life = 0
-        self._finished = False
         self._back_at: float | None = None
         """Since when this life is over for its job, which goes back."""
         self._shown_from: float | None = None
@@ -116,11 +114,11 @@ class _Runner(Lives):
 
     # -- what is special about it --
 
-    def _start(self, life: int, *, finished: bool) -> TaskProcess:
-        self._life, self._finished, self._back_at = life, finished, None
+    def _start(self, former: FormerLife) -> TaskProcess:
+        self._back_at = None
         self._close_door()
         self._greeted = False
-        placed = self._spares.place(self._spec.command) if life else None
+        placed = self._spares.place(self._spec.command) if former.exists else None
         if placed is not None:
             self._door = placed.door
             return placed.process
@@ -222,8 +220,8 @@ class _Runner(Lives):
             case {"hello": True}:
                 self._show_next_life()
                 taken, self._greeted = self._greeted or self._job_over, True
-                known = {"hosts": self._hosts, "later": self._life > 0, "finished": self._finished}
-                return {"taken": taken, "restarts": self._spec.restarts, **known}
+                former = {"later": self._former.exists, "finished": self._former.finished, "job": self._former.job}
+                return {"taken": taken, "restarts": self._spec.restarts, "hosts": self._hosts, **former}
             case {"reserve": among}:
                 return {"port": self._reserve(among)}
             case {"hosts": list(hosts)}:

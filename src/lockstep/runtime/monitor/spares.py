@@ -138,7 +138,7 @@ class Spares:
     def look(self, now: float, ready: set[int]) -> None:
         """Call it often, with the descriptors that have something to read."""
 
-    def place(self, command: Sequence[str], marks: Sequence[str] = ()) -> Placed | None:  # noqa: ARG002 - has none
+    def place(self, command: Sequence[str]) -> Placed | None:  # noqa: ARG002 - has none
         """Let a spare become this incarnation of the task; None if no spare is ready."""
         return None
 
@@ -206,9 +206,9 @@ class SparePool(Spares):
                 return spare
         return None
 
-    def place(self, command: Sequence[str], marks: Sequence[str] = ()) -> Placed | None:
+    def place(self, command: Sequence[str]) -> Placed | None:
         while (spare := self.take()) is not None:
-            words = words_of(command, marks, spare.process.report_number)
+            words = words_of(command, spare.process.report_number)
             name = self._plan.program.file or self._plan.program.module
             if send_off(spare.control, words, None, name if self._plan.any_program else ""):
                 spare.control.close()
@@ -289,13 +289,13 @@ class LentSpares(Spares):
     def __init__(self, desk: socket.socket) -> None:
         self._desk: socket.socket | None = desk
 
-    def place(self, command: Sequence[str], marks: Sequence[str] = ()) -> Placed | None:
+    def place(self, command: Sequence[str]) -> Placed | None:
         found = self._ask()
         if found is None:
             return None
         process, control = found
         with control:
-            if send_off(control, words_of(command, marks, process.report_number), os.environ):
+            if send_off(control, words_of(command, process.report_number), os.environ):
                 return Placed(process)
         process.close(REAPER_SECONDS)
         return None

@@ -21,9 +21,37 @@ REPORT_FD: Final = "{report_fd}"
 
 FINISHED: Final = "--lockstep_finished"
 """This word is removed from a command, except for an incarnation after one that had finished its work."""
-LATER: Final = "--lockstep_later"
-"""The same, except for every incarnation after the first that this monitor started."""
+LATER: Final = "--lockstep_later={former_job}"
+"""The same, except for every incarnation after the first that this monitor started; it is told which job the former one
+was in."""
 MARKS: Final = (FINISHED, LATER)
+_LATER_FLAG: Final = LATER.partition("=")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class FormerLife:
+    """What a task is told of the incarnations before it. ``job``: 0 if they were in none."""
+
+    finished: bool = False
+    exists: bool = False
+    job: int = 0
+
+    def marked(self, command: Sequence[str]) -> list[str]:
+        """The command with what applies of ``MARKS``."""
+        kept = {FINISHED: self.finished, LATER: self.exists}
+        words = [word for word in command if kept.get(word, True)]
+        return [f"{_LATER_FLAG}={self.job:016x}" if word == LATER else word for word in words]
+
+
+NO_FORMER_LIFE: Final = FormerLife()
+
+
+def read_marks(words: Sequence[str]) -> tuple[list[str], FormerLife]:
+    """The words of a task's command without marks, and what these say."""
+    flags = [word.partition("=") for word in words]
+    later = [value for name, _, value in flags if name == _LATER_FLAG]
+    rest = ["".join(flag) for flag in flags if flag[0] not in (FINISHED, _LATER_FLAG)]
+    return rest, FormerLife(FINISHED in words, bool(later), int(later[0], 16) if later else 0)
 
 
 @dataclass(slots=True)
@@ -37,10 +65,9 @@ class KeeperNews:
     gone: bool = False
 
 
-def words_of(command: Sequence[str], marks: Collection[str], report_number: int) -> list[str]:
+def words_of(command: Sequence[str], report_number: int) -> list[str]:
     """The command of one incarnation."""
-    words = [part for part in command if part not in MARKS or part in marks]
-    return [part.replace(REPORT_FD, str(report_number)) for part in words]
+    return [part.replace(REPORT_FD, str(report_number)) for part in command]
 
 
 class ReaperHandle:
@@ -72,22 +99,20 @@ class TaskProcess:
     def __init__(
         self,
         command: Sequence[str],
-        marks: Collection[str] = (),
         *,
         takes_signals: bool = False,
         door: RunDoor | None = None,
         passed: Collection[int] = (),
     ) -> None:
-        """``marks``: those of ``MARKS`` that apply to this incarnation. ``takes_signals``: the task handles signals
-        itself, from its start. ``door``: the task is any program, which introduces itself there, and gets signals as
-        they come. ``passed``: further descriptors for it."""
+        """``takes_signals``: the task handles signals itself, from its start. ``door``: the task is any program, which
+        introduces itself there, and gets signals as they come. ``passed``: further descriptors for it."""
         command_reader, commands = os.pipe()
         status_reader, status_writer = os.pipe()
         report_reader, report_writer = os.pipe()
         self.report_number = report_writer
         """The descriptor of reports in the task."""
         inherited = (command_reader, status_writer, report_writer)
-        argv = words_of(command, marks, report_writer)
+        argv = words_of(command, report_writer)
         environ = None if door is None else {**os.environ, RUN_VARIABLE: door.described(report_writer)}
         also = (*passed, *(() if door is None else (door.guest.fileno(),)))
         try:

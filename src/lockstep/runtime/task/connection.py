@@ -23,11 +23,13 @@ from lockstep.protocol.core.messages import (
     GradientNote,
     Heartbeat,
     Hello,
+    Holding,
     MeanNote,
     Message,
     Note,
     Printed,
     Report,
+    ResolutionHeld,
     Ticket,
     VersionNote,
 )
@@ -36,6 +38,7 @@ from lockstep.runtime.trace.traffic import Traffic
 from lockstep.transports.base import (
     Counters,
     Endpoint,
+    LandsOnce,
     LinkDownError,
     Loan,
     Move,
@@ -43,10 +46,11 @@ from lockstep.transports.base import (
     PeerAddress,
     Region,
     ShowsProgress,
+    Speaks,
     Transport,
     TransportError,
 )
-from lockstep.transports.control.codec import WireError, decode_note, encode_note
+from lockstep.transports.control.codec import WireError, decode, decode_note, encode, encode_note
 from lockstep.transports.control.link import ControlLink
 from lockstep.transports.registry import moves_by_rdma
 
@@ -126,6 +130,9 @@ class _Transfer:
 
 
 UP: Final = "up"
+_SPOKEN = (Holding, ResolutionHeld)
+"""What is said in every step, and what others wait for: it goes beside the tensors where that takes less. Each confirms
+something, and none depends on what else is said on the control stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +192,10 @@ class Connection:
     @property
     def lends_in_place(self) -> bool:
         return self.endpoint is not None and self.endpoint.lends_in_place
+
+    def grant_once(self, region: Region) -> Ticket | None:
+        """A ticket by which each range of this region lands once; None if this link cannot do that."""
+        return self.endpoint.grant_once(region) if isinstance(self.endpoint, LandsOnce) else None
 
     def accept(self, link: ControlLink, hello: Hello) -> None:
         """The peer has dialed us."""
@@ -248,8 +259,15 @@ class Connection:
     def send(self, message: Message) -> None:
         if self._node.faults is not None and self._node.faults.drops_message(self.peer, message):
             return
+        if isinstance(message, _SPOKEN) and self._spoken(message):
+            return
         if self.link is not None and self._alive:
             self.link.send(self._node.envelope(message))
+
+    def _spoken(self, message: Message) -> bool:
+        """Whether the data endpoint has taken it."""
+        endpoint: object = self.endpoint
+        return endpoint.say(encode(self._node.envelope(message))) if self.up and isinstance(endpoint, Speaks) else False
 
     # -- data endpoint --
 
@@ -296,6 +314,20 @@ class Connection:
             self._node.lent(self.peer, self.incarnation, known, loan)
         else:
             loan.release()
+        self._callbacks[1] = None
+
+    def on_word(self, word: bytes) -> None:
+        self.heard_at = time.monotonic()
+        self._enter(1, "a word arrived", Callback.MESSAGE)
+        try:
+            envelope = decode(word)
+            if not isinstance(envelope.message, _SPOKEN):
+                raise WireError(f"a {type(envelope.message).__name__} belongs on the control stream")
+        except WireError as error:
+            self.end(link_down(str(error)))
+        else:
+            if envelope.incarnation == self.incarnation:
+                self._do(Received(self.peer, envelope.incarnation, envelope.message))
         self._callbacks[1] = None
 
     def _read_note(self, note: bytes) -> Note | None:

@@ -37,6 +37,8 @@ _JOIN_SECONDS = 5.0
 LOOK_SECONDS = 0.25
 """How often the loop's thread checks when the next deadline is: an event that another thread carried out may have set
 one. Deadlines are seconds away."""
+ASK_SECONDS = 0.02
+"""How often it does so while events come: to ask all machines takes longer than most events do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,8 @@ class TaskLoop:
         self.books = Books()
         """At most half a second old, unless the loop is stuck."""
         self._books_at = 0.0
+        self._ask_at = -math.inf
+        """When the machines are asked for their next deadline again; never after one that they have named."""
         self._thread = threading.Thread(target=self._run, name=f"loop {machine.task.short}", daemon=True)
 
     def start(self) -> None:
@@ -187,19 +191,28 @@ class TaskLoop:
         if not self._queue.empty():
             return self._queue.get()  # this thread alone takes from it
         while True:
-            with self._turn:
-                deadline = self.machine.next_deadline()
-                if (now := self.clock()) - self._books_at >= BOOKS_SECONDS:
-                    self._publish(now)
-            patience = math.inf if deadline is None else deadline - self.clock()
+            patience = self._patience()
             if patience <= 0:
+                self._ask_at = -math.inf
                 with self._count:
                     self._open += 1
                 return Tick()
             try:
-                return self._queue.get(timeout=min(patience, LOOK_SECONDS))
+                return self._queue.get(timeout=patience)
             except queue.Empty:
                 continue
+
+    def _patience(self) -> float:
+        """Seconds until a deadline, or until the machines are asked whether there is one."""
+        if (now := self.clock()) < self._ask_at:
+            return self._ask_at - now
+        with self._turn:
+            deadline = self.machine.next_deadline()
+            if (now := self.clock()) - self._books_at >= BOOKS_SECONDS:
+                self._publish(now)
+        patience = math.inf if deadline is None else deadline - self.clock()
+        self._ask_at = now + min(patience, ASK_SECONDS)
+        return min(patience, LOOK_SECONDS)
 
     def _guarded(self, item: Event | _Work) -> None:
         """A bug in one event must end the job with its reason, not this thread silently."""

@@ -11,8 +11,9 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lockstep.protocol.coordinator.coordinator_machine import CoordinatorMachine
@@ -63,6 +64,7 @@ from lockstep.protocol.core.timing import (
 from lockstep.protocol.member import MemberMachine
 from lockstep.protocol.task import TaskMachine
 from lockstep.runtime import phrases
+from lockstep.runtime.checkpoint.ending import note_end
 from lockstep.runtime.monitor.reporter import TaskReporter
 from lockstep.runtime.startup.cluster import ClusterSpec
 from lockstep.runtime.startup.start_facts import StartFacts, start_facts
@@ -137,6 +139,9 @@ class NodeConfig:
     later: bool = False
     """There was an earlier incarnation of this task, in a job that never forms again: if that has ended, this one does
     too."""
+    former_job: JobId = 0
+    """The job that an earlier incarnation of this server was in, if it may form again: it leaves its end in
+    ``train_dir``."""
     give_up: GiveUp | None = None
     """Ends the process of a worker whose training thread does not notice that the job has failed."""
     own_program: bool = False
@@ -146,6 +151,13 @@ class NodeConfig:
     def task(self) -> TaskId:
         assert self.cluster.task is not None
         return self.cluster.task
+
+    @property
+    def overwrites_versions(self) -> bool:
+        """Whether servers write each version over the one before: all workers have sealed their step with it by then,
+        and nobody can come back to it."""
+        common = self.synchronous and self.aggregate is None
+        return bool(self.cluster.shape.servers) and not self.eager and common and not self.recovery.keeps_versions
 
 
 class Node(Observed):
@@ -301,7 +313,7 @@ class Node(Observed):
     def wait_until_member(self) -> None:
         """Block until the cluster is complete; JobEndedError if it never is. Prints which tasks are missing."""
         # Meanwhile the search, and the coordinator's roster, print which tasks are missing.
-        others = JobBefore(self.cluster) if self.config.later else None
+        others = self._job_before()
         while not self._decided.wait(LEFT_LOOK_SECONDS if self.config.finished or others is not None else None):
             if self.config.finished and self._others_have_left():
                 self.say(phrases.had_finished(self.task))
@@ -311,6 +323,15 @@ class Node(Observed):
                     self.say(phrases.came_back_too_late(self.task, ok=True))
                 self.abandon(end)
         self.raise_if_ended()
+
+    def _job_before(self) -> JobBefore | None:
+        """Where to look for the end of the job that an earlier incarnation was in."""
+        config = self.config
+        if config.later:
+            return JobBefore(self.cluster)
+        if config.former_job and config.train_dir:
+            return JobBefore(self.cluster, config.train_dir, config.former_job)
+        return None
 
     def _others_have_left(self) -> bool:
         """Whether nothing listens where the coordinator was, or its monitor reports its end."""
@@ -341,12 +362,20 @@ class Node(Observed):
         """After the end: wait, bounded, until the others know of it and have closed their links. For the coordinator,
         which sends the message of the end: on a busy machine it may still be in flight when this task is done."""
         self.winding_up = True
+        self._note_end()
         deadline = time.monotonic() + LEAVE_SECONDS
         # The other servers wait for workers only: two that wait for each other would both wait until the deadline.
         all_of_them = self.task == self.coordinator
         others = [keeper for task, keeper in self.peers.items() if all_of_them or task.role is Role.WORKER]
         while any(keeper.linked for keeper in others) and time.monotonic() < deadline:
             time.sleep(0.02)
+
+    def _note_end(self) -> None:
+        """Leave the end of the job beside its checkpoints, for a server that comes back when nobody is left."""
+        if self.task != self.coordinator or not self.config.train_dir or self.outcome is None or not self.job:
+            return
+        with suppress(OSError):  # such a server then waits for the others, and says so
+            note_end(Path(self.config.train_dir), self.job, ok=self.outcome.ok)
 
     def fail(self, reason: Reason) -> Outcome:
         """This task cannot continue: notify all tasks, and wait (bounded) for the job to end."""

@@ -21,13 +21,16 @@ from lockstep.protocol.core.death import PROOFS, Ruling, Word, rule_on
 from lockstep.protocol.core.events import Broken, PeerGone
 from lockstep.protocol.core.ids import INITIAL_STEP, Incarnation, TaskId
 from lockstep.protocol.core.messages import Heartbeat, Hello, Message
+from lockstep.protocol.core.reach import UNREACHABLE
 from lockstep.protocol.core.timing import (
     DIAL_SECONDS,
     GONE_SECONDS,
+    HEARD_SECONDS,
     HEARTBEAT_SECONDS,
     LEFT_SECONDS,
     LONGEST_DIAL_SECONDS,
     UNHEARD_SECONDS,
+    WITNESS_ASK_SECONDS,
 )
 from lockstep.runtime import phrases
 from lockstep.runtime.startup.address_finding import (
@@ -43,6 +46,7 @@ from lockstep.runtime.startup.address_finding import (
 from lockstep.runtime.startup.cluster import DEFAULT_PROTOCOL
 from lockstep.runtime.task.connection import Connection, LinkUse, NodeSide
 from lockstep.transports.control.link import ControlLink, dial_link
+from lockstep.transports.control.monitor_query import query_monitor_quickly
 from lockstep.transports.control.tcp_probe import probe
 from lockstep.transports.guard import Guard
 
@@ -228,7 +232,10 @@ class PeerKeeper:
         if self.linked:
             self._looks = 0
             self.send(Heartbeat(time.time()))
-            self._pause(HEARTBEAT_SECONDS)
+            unheard = self.seconds_unheard(time.monotonic()) >= HEARD_SECONDS
+            if unheard and not self._node.forming and self._node.dials_next_life(self.peer):
+                self._give_up_if_its_host_is_gone()
+            self._pause(RETRY_SECONDS if unheard else HEARTBEAT_SECONDS)
         elif self._node.leaving or (self._connection is None and not self.dials):
             self._pause(HEARTBEAT_SECONDS)
         else:
@@ -323,6 +330,25 @@ class PeerKeeper:
         words = [own] if own in PROOFS else [own, *self._node.words_about(self.peer, known)]
         self._ask_at = time.monotonic() + GONE_SECONDS
         return Reason(Cause.DEAD, phrases.is_gone(finding.text)) if rule_on(words, self._tasks) is Ruling.DEAD else None
+
+    def _give_up_if_its_host_is_gone(self) -> None:
+        """A host that vanishes breaks no connection. Where another task takes the place of this one, nobody waits until
+        one breaks by itself: the others are asked, as about one whose link broke."""
+        connection = self.connection
+        if connection is None:
+            return
+        reach = query_monitor_quickly(self.front, WITNESS_ASK_SECONDS).found
+        if reach.reach not in UNREACHABLE:
+            return
+        finding = AddressFinding(reach.phrase, answer=reach.reach, note=reach.note)
+        proof = self._word_of_all(finding, connection.incarnation)
+        self._ask_at = 0.0  # others may have heard of it a moment later than this task, and be of another mind soon
+        if proof is None or self._told_gone or connection is not self.connection:
+            return
+        self._linked_life, self._told_gone = connection.incarnation, True
+        self._note(finding)
+        self._node.post(PeerGone(self.peer, proof, connection.incarnation))
+        connection.end(proof)
 
     def _was_up(self) -> bool:
         """A link that never came up, for example on a busy machine, does not prove that the peer is gone."""

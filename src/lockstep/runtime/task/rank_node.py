@@ -25,6 +25,10 @@ class RankNode(WorkerNode):
     def __init__(self, config: NodeConfig, make_store: MakeStore, say: Say, reporter: TaskReporter) -> None:
         super().__init__(config, say, reporter, make_store)
         self._means: dict[BucketId, Loan] = {}
+        self.replaced_here: dict[BucketId, int] = {}
+        """The version of each bucket of its own share that its store has last written where the gradient was."""
+        self._replaced: set[BucketId] = set()
+        """Buckets whose newest version is where the gradient was."""
         self.wait_word, self.landing, self.ask_within = (
             self.training.wait_word,
             self.training.landing,
@@ -36,6 +40,8 @@ class RankNode(WorkerNode):
     def prepare(self, plan: Plan, layout: Layout) -> None:
         """Allocate memory for this plan and announce the model, whose gradients go to ``gradients``."""
         self.allocate(plan, in_place=not self.rules.ranks_return)
+        # A rank that comes back may need the gradients of others again.
+        self.training.lands_in_gradients = not self.rules.ranks_return
         self.announce(layout, self._on_mean)
 
     def mean(self, bucket: BucketId) -> memoryview:
@@ -44,9 +50,10 @@ class RankNode(WorkerNode):
         if loan is not None:
             return loan.buffer
         assert self.plan is not None
-        assert self.parameters is not None
         whole = self.plan.buckets[bucket]
-        return self.parameters.buffer[whole.arena_offset : whole.arena_offset + whole.nbytes]
+        region = self.gradients if bucket in self._replaced else self.parameters
+        assert region is not None
+        return region.buffer[whole.arena_offset : whole.arena_offset + whole.nbytes]
 
     def landed(self, version: int) -> memoryview:
         """Where ranks come back: all buckets of a version that ``wait_version`` has waited for, as they came. They stay
@@ -71,6 +78,10 @@ class RankNode(WorkerNode):
 
     # -- the loop's thread --
 
-    def _on_mean(self, bucket: BucketId, _version: int, loan: Loan | None) -> None:
+    def _on_mean(self, bucket: BucketId, version: int, loan: Loan | None) -> None:
         if loan is not None:
             self._means[bucket] = loan
+        elif self.training.landed_in_gradients(bucket, version):
+            self._replaced.add(bucket)
+        else:
+            self._replaced.discard(bucket)

@@ -67,6 +67,7 @@ from lockstep.runtime.task.side import CarriesOut, Side, Takes
 from lockstep.runtime.task.store import HandsOnMeans, ShardStore, StoreTimes
 from lockstep.runtime.task.store_queue import StoreQueue
 from lockstep.transports.base import Loan, Region, loan_ticket
+from lockstep.transports.control.codec import fits_in_note
 from lockstep.transports.memory import resident_bytes
 
 if TYPE_CHECKING:
@@ -117,6 +118,7 @@ def _make_machine(task: TaskId, config: NodeConfig, journal: Journal) -> ServerM
         aggregate=config.aggregate,
         any_rates=config.recovery.on_worker_loss is LossPolicy.SHRINK,
         averages=not shape.servers,
+        overwrites=config.overwrites_versions,
     )
 
 
@@ -132,6 +134,8 @@ class ShareSide(Side):
         self._config = node.config
         self._make_store = make_store
         self._store: ShardStore | None = None
+        self._second_homes: HandsOnMeans | None = None
+        """The same, if its buckets have second homes."""
         self._plan: Plan | None = None
         self._slots: dict[int, tuple[Region, ...]] = {}
         """By shard of the plan: its own; with second homes, any."""
@@ -225,7 +229,7 @@ class ShareSide(Side):
     def _apply(self, effect: Apply) -> None:
         loans = [self._node.loans.take(arrival) for arrival in effect.arrivals]
         self._handed += 1
-        self._work.put_update(effect.bucket, lambda: self._apply_now(effect, loans))
+        self._work.put_update(effect.bucket, lambda: self._apply_now(effect, loans), later=effect.in_background)
 
     def _measure(self, effect: Measure) -> None:
         loans = self._node.loans.read(effect.arrivals)
@@ -252,7 +256,10 @@ class ShareSide(Side):
         connection = self._node.peers[effect.peer].connection
         if connection is None:
             return
-        bucket, note = self._plan.buckets[effect.bucket], MeanNote(effect.step, effect.bucket)
+        bucket, update = self._plan.buckets[effect.bucket], effect.update
+        if not fits_in_note(update):
+            connection.send(update)
+        note = MeanNote(effect.step, effect.bucket, update if fits_in_note(update) else None)
         at = bucket.arena_offset
         connection.lend_mean(note, self._means, at, bucket.nbytes, effect.ticket, at)
 
@@ -309,7 +316,7 @@ class ShareSide(Side):
 
     def _take_mean(self, peer: TaskId, incarnation: Incarnation, note: MeanNote, loan: Loan) -> None:
         arrival = self._node.loans.keep(loan)
-        self._node.loop.handle(MeanArrived(peer, incarnation, note.step, note.bucket, arrival))
+        self._node.loop.handle(MeanArrived(peer, incarnation, note.step, note.bucket, arrival, note.update))
 
     # -- the store's thread --
 
@@ -330,6 +337,9 @@ class ShareSide(Side):
         self.status.enter("preparing its memory")
         plan = make_plan(layout.parameters, len(self._config.cluster.shape.homes), layout.bucket_bytes)
         self._store = self._make_store()
+        if self._replicates:
+            assert isinstance(self._store, HandsOnMeans), "a store of servers with second homes"
+            self._second_homes = self._store
         slots = {shard: self._make_slots(layout, plan, shard) for shard in self._shards(plan)}
         if self._replicates:
             self._means = self._node.transport.allocate(max(plan.arena_bytes, 1), "means")
@@ -365,7 +375,7 @@ class ShareSide(Side):
         difference = first_difference(_without_groups(manifest.parameters), _without_groups(layout.parameters))
         if difference is not None:
             raise ValueError(f"the checkpoint {path} is from another model: {difference}; give another --train_dir")
-        self._store.restore(path, [shard.name for shard in manifest.shards], layout.start % 2)
+        self._store.restore(path, [shard.name for shard in manifest.shards], layout.start % self.machine.slots)
 
     def _save(self, effect: SaveShard) -> None:
         """Copy the shard now, before the next update; it is written to disk later."""
@@ -388,21 +398,24 @@ class ShareSide(Side):
             gradients, effect = self._keep_mean(effect, gradients)
         self._store.begin(effect, gradients, lambda error: self._applied(effect, loans, error))
 
+    @property
+    def _handing_store(self) -> HandsOnMeans:
+        assert self._second_homes is not None, "asked for by machines with second homes only"
+        return self._second_homes
+
     def _digest(self, effect: Apply) -> str:
         """Of what was made, in the steps in which both homes compare it."""
         if not effect.digests:
             return ""
-        assert isinstance(self._store, HandsOnMeans), "a store of servers with second homes"
-        return self._store.digest(effect.bucket, effect.step + 1)
+        return self._handing_store.digest(effect.bucket, effect.step + 1)
 
     def _keep_mean(self, effect: Apply, gradients: list[memoryview]) -> tuple[list[memoryview], Apply]:
         """Both homes make the next version of the same bytes: those of the mean, clipped."""
-        assert isinstance(self._store, HandsOnMeans), "a store of servers with second homes"
         assert self._plan is not None
         assert self._means is not None
         bucket = self._plan.buckets[effect.bucket]
         mean = self._means.buffer[bucket.arena_offset : bucket.arena_offset + bucket.nbytes]
-        self._store.reduce(effect, gradients, mean)
+        self._handing_store.reduce(effect, gradients, mean)
         self._node.loop.do(MeanMade(effect.bucket, effect.step))
         return [mean], dataclasses.replace(effect, replicas=1, scale=1.0, limit=math.inf)
 
@@ -420,24 +433,28 @@ class ShareSide(Side):
 
     def _copy_to(self, effect: CopyBucket, connection: Connection) -> None:
         """To a second home that is new, in messages: it happens once, and beside the steps."""
-        assert isinstance(self._store, HandsOnMeans), "a store of servers with second homes"
         self.status.enter(f"copying bucket {effect.bucket} for {effect.peer.short}")
-        data = self._store.copy_out(effect.bucket, effect.version)
+        data = self._handing_store.copy_out(effect.bucket, effect.version)
         for offset in range(0, len(data), COPY_BYTES):
             part = data[offset : offset + COPY_BYTES]
             connection.send(BucketCopy(effect.bucket, effect.version, offset, len(data), part, effect.edition))
 
     def _take_copy(self, effect: TakeBucket) -> None:
-        assert isinstance(self._store, HandsOnMeans), "a store of servers with second homes"
         self.status.enter(f"taking a copy of bucket {effect.bucket}")
-        self._store.take_in(effect.bucket, effect.version, effect.data)
+        self._handing_store.take_in(effect.bucket, effect.version, effect.data)
         self._node.loop.do(BucketTaken(effect.bucket, effect.version))
 
     def _measure_now(self, effect: Measure, loans: list[Loan]) -> None:
         assert self._store is not None
         self.status.enter(f"the norm of step {effect.step}, bucket {effect.bucket}")
-        norm = self._store.measure(effect, [loan.buffer for loan in loans])
-        self._node.loop.do(lambda: self._measured(effect, norm))
+        self._store.measure(effect, [loan.buffer for loan in loans], lambda *found: self._norm_found(effect, *found))
+
+    def _norm_found(self, effect: Measure, norm: float, error: Exception | None) -> None:
+        """Called on the store's thread, or on one that the store started."""
+        if error is None:
+            self._node.loop.do(lambda: self._measured(effect, norm))
+        else:
+            self._tell_broken(error)
 
     def _measured(self, effect: Measure, norm: float) -> None:
         """The loop's thread."""

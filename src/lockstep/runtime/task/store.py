@@ -15,6 +15,8 @@ from lockstep.runtime.checkpoint.tensor_file import NamedTensor
 
 Done = Callable[[Exception | None], None]
 """Called with the error of an update, or None if it succeeded."""
+Found = Callable[[float, Exception | None], None]
+"""Called with a norm, or with the error that kept the store from finding it."""
 
 
 @dataclass(slots=True)
@@ -37,7 +39,8 @@ class ShardStore(Protocol):
         """How many bytes it needs for itself after each slot."""
 
     def prepare(self, layout: Layout, plan: Plan, server: int, slots: Sequence[memoryview]) -> None:
-        """The plan is known; each of ``slots`` has room for the shard: two, or more in asynchronous training."""
+        """The plan is known; each of ``slots`` has room for the shard: one where versions are overwritten,
+        otherwise two, or more in asynchronous training."""
 
     def begin(self, effect: Apply, gradients: Sequence[memoryview], done: Done) -> None:
         """Reduce ``gradients`` (in this order) and write the next version of the bucket, here or, later, on a GPU.
@@ -46,8 +49,8 @@ class ShardStore(Protocol):
         wait for the GPU themselves, it is called once everything is queued there.
         """
 
-    def measure(self, effect: Measure, gradients: Sequence[memoryview]) -> float:
-        """The norm of the mean of ``gradients``, which are only read. Blocks until it is known."""
+    def measure(self, effect: Measure, gradients: Sequence[memoryview], found: Found) -> None:
+        """Find the norm of the mean of ``gradients``, which are only read. ``found`` is called once, on any thread."""
 
     def links_changed(self) -> None:
         """A worker has joined, perhaps in a new incarnation: memory that it lent before no longer needs to be kept."""

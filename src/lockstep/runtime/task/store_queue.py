@@ -1,7 +1,8 @@
 """The work of a server's store thread: in order of arrival, except for updates.
 
 Of updates that wait next to each other, the one with the highest bucket goes first. Buckets are numbered from the last
-layer to the first, and the next forward pass of every worker needs the first layer first.
+layer to the first, and the next forward pass of every worker needs the first layer first. Those that no worker waits
+for come after them.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable
 from lockstep.protocol.core.ids import BucketId
 
 Work = Callable[[], None]
-_Updates = list[tuple[int, int, Work]]
+_Updates = list[tuple[bool, int, int, Work]]
 
 
 class StoreQueue:
@@ -33,14 +34,15 @@ class StoreQueue:
             self._count += 1
             self._wake.notify()
 
-    def put_update(self, bucket: BucketId, work: Work) -> None:
-        """Add an update before other updates of lower buckets that came since the last ``put``."""
+    def put_update(self, bucket: BucketId, work: Work, *, later: bool = False) -> None:
+        """Add an update before other updates of lower buckets that came since the last ``put``; ``later``: after all
+        that are not."""
         with self._wake:
             if not self._waiting or not isinstance(self._waiting[-1], list):
                 self._waiting.append([])
             updates = self._waiting[-1]
             assert isinstance(updates, list)
-            heapq.heappush(updates, (-bucket, self._added, work))
+            heapq.heappush(updates, (later, -bucket, self._added, work))
             self._added += 1
             self._count += 1
             self._wake.notify()
@@ -54,7 +56,7 @@ class StoreQueue:
             first = self._waiting[0]
             if not isinstance(first, list):
                 return self._waiting.popleft()  # type: ignore[return-value]  # as was just checked
-            work = heapq.heappop(first)[2]
+            work = heapq.heappop(first)[3]
             if not first:
                 self._waiting.popleft()
             return work

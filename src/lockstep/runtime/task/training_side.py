@@ -35,11 +35,13 @@ from lockstep.protocol.core.messages import (
     LoopCount,
     Pull,
     Question,
+    Ticket,
     VersionNote,
 )
 from lockstep.protocol.core.plan import Plan
 from lockstep.protocol.worker.rank_machine import RankMachine
 from lockstep.protocol.worker.worker_machine import WorkerMachine
+from lockstep.runtime.task.connection import Connection
 from lockstep.runtime.task.side import CarriesOut, Side, Takes
 from lockstep.transports.base import Loan, Region
 from lockstep.transports.memory import resident_bytes
@@ -88,6 +90,10 @@ class TrainingSide(Side):
         self.parameters: Region | None = None
         self._other_half: Region | None = None
         """Where ranks come back: where every second version arrives, so that the one before stays as it came."""
+        self.lands_in_gradients = False
+        """A version replaces the gradients that it is made of, where a link lets it land once (ranks)."""
+        self._once: dict[TaskId, tuple[Connection, int, Ticket]] = {}
+        """The newest ticket of each home for that, and of which link and version it is."""
         self._word: Step = INITIAL_STEP - 1
         self.reads_in_place = False
         self._node = node
@@ -401,9 +407,31 @@ class TrainingSide(Side):
         connection = self._node.peers[effect.peer].connection
         if connection is None or connection.address is None or self.parameters is None:
             return
-        ticket = self._node.transport.grant(self.landing(effect.version), connection.address)
+        ticket = self._ticket_once(effect, connection)
+        if ticket is None:
+            ticket = self._node.transport.grant(self.landing(effect.version), connection.address)
         in_place = self.reads_in_place and connection.lends_in_place
         connection.send(Pull(effect.version, effect.have, ticket, in_place, effect.view))
+
+    def _ticket_once(self, effect: SendPull, connection: Connection) -> Ticket | None:
+        """Where means land in place of the gradients that they are made of: by a ticket for this version alone, by
+        which each lands once. One that is sent again must not land on what the program has made of it since."""
+        if not self.lands_in_gradients or effect.version <= max(self._node.start_step, 0):
+            return None  # the first version comes unasked for, while the program may still fill the arena
+        known = self._once.get(effect.peer)
+        if known is None or known[:2] != (connection, effect.version):
+            assert self.gradients is not None
+            ticket = connection.grant_once(self.gradients)
+            if ticket is None:
+                self._once.pop(effect.peer, None)
+                return None
+            known = self._once[effect.peer] = (connection, effect.version, ticket)
+        return known[2]
+
+    def landed_in_gradients(self, bucket: BucketId, version: int) -> bool:
+        """Whether this version of a bucket, which has just come, is where its gradient was. On the loop's thread."""
+        known = self._once.get(self.home_of(bucket))
+        return known is not None and known[1] == version
 
     def _version_lent(self, peer: TaskId, _incarnation: Incarnation, note: VersionNote, loan: Loan) -> None:
         self._node.loop.do(lambda: self._take_version(peer, note, loan))

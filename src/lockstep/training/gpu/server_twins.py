@@ -16,7 +16,7 @@ from lockstep.training.gpu.gpu_twins import MOST_TASKS, OpenedTwins, OwnTwins
 from lockstep.training.gpu.ipc_memory import CannotShareError, CudaMemoryPool, GpuMemory
 from lockstep.training.gpu.twin_places import twin_at
 
-_SLOTS = 2
+_MOST_SLOTS = 2
 """More are only needed where workers do not read the server's memory in place."""
 
 
@@ -26,7 +26,7 @@ class ServerTwins:
     def __init__(self, gpu: GpuMemory, plan: Plan, server: int, slots: Sequence[memoryview]) -> None:
         self._gpu, self._plan, self._server, self._slots = gpu, plan, server, slots
         self._own: OwnTwins | None = None
-        self._cannot_offer = len(slots) != _SLOTS or server >= MOST_TASKS
+        self._cannot_offer = len(slots) > _MOST_SLOTS or server >= MOST_TASKS
         self._workers = OpenedTwins(gpu)
 
     @classmethod

@@ -13,9 +13,14 @@ import torch
 from torch import Tensor
 
 from lockstep.protocol.core.norms import combined
+from lockstep.runtime.task.store import Found
 from lockstep.training.server.piece_pool import PiecePool
-from lockstep.training.server.sgd import PIECE_BYTES, mean_of
+from lockstep.training.server.sgd import mean_of
 from lockstep.training.torch_private import foreach_norm
+
+_SPAN_BYTES = 4 << 20
+"""A norm is one pass: it needs less of a cache than an update, and fewer calls leave more of the interpreter to the
+threads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +34,7 @@ class BucketSpan:
 
 def spans_of(ranges: Sequence[slice], element_size: int) -> list[BucketSpan]:
     """Spans that cover these ranges of elements, in order."""
-    most = PIECE_BYTES // element_size
+    most = _SPAN_BYTES // element_size
     cuts = [slice(first, min(first + most, one.stop)) for one in ranges for first in range(one.start, one.stop, most)]
     spans: list[list[slice]] = []
     for cut in cuts:
@@ -51,15 +56,17 @@ def norms_of(tensors: Sequence[Tensor], norm_type: float) -> Tensor:
     return torch.stack(foreach_norm(list(tensors), norm_type, dtype=torch.float32 if small else None))
 
 
-def mean_norm(
+def begin_norm(
     given: Sequence[Tensor],
     replicas: int,
     spans: Sequence[BucketSpan],
     dtype: torch.dtype,
     norm_type: float,
     crew: PiecePool,
-) -> float:
-    """The norm of the mean. ``dtype``: in which it is made."""
+    found: Found,
+) -> None:
+    """Find the norm of the mean. ``dtype``: in which it is made. Threads that are through with one bucket go on with
+    the next: nobody waits for the last of them."""
     norms = [0.0] * len(spans)
 
     def measure(number: int, thread: int) -> None:
@@ -68,5 +75,4 @@ def mean_norm(
         mean = mean_of([one[span.where] for one in given], replicas, room)
         norms[number] = combined(norms_of([mean[part] for part in span.parts], norm_type).tolist(), norm_type)
 
-    crew.work_off(len(spans), measure)
-    return combined(norms, norm_type)
+    crew.begin(len(spans), measure, lambda error: found(combined(norms, norm_type), error))

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor
 
 from lockstep.protocol.core.effects import Apply, Measure
-from lockstep.protocol.core.ids import INITIAL_STEP, BucketId
+from lockstep.protocol.core.ids import INITIAL_STEP, BucketId, TaskId
 from lockstep.protocol.core.messages import Layout, OptimizerEntry
 from lockstep.protocol.core.plan import Bucket, Plan
 from lockstep.runtime.checkpoint.tensor_file import NamedTensor
-from lockstep.runtime.task.store import Done, StoreTimes
+from lockstep.runtime.task.store import Done, Found, StoreTimes
 from lockstep.training.server.piece_pool import PiecePool
 from lockstep.training.server.sgd import PIECE_BYTES, mean_of
 from lockstep.training.tensors import as_tensor, torch_dtype
@@ -42,6 +43,16 @@ def _no_answer(what: str, data: bytes) -> bytes:  # noqa: ARG001 - every store h
     raise ValueError(f"a rank does not answer requests for {what!r}")
 
 
+@dataclass(frozen=True, slots=True)
+class OwnGradients:
+    """A rank's gradients of its own share. Once their mean is made nobody needs them, and it is written over them while
+    it is in the cache: that is where the program looks for it."""
+
+    task: TaskId
+    replaced: dict[BucketId, int]
+    """The version of each bucket that has last been written there."""
+
+
 class MeanStore:
     """Implements ``runtime.task.store.ShardStore``; all its calls come on one thread."""
 
@@ -51,11 +62,13 @@ class MeanStore:
         helpers: int = 0,
         save: Save = _nothing_to_save,
         answer: AnswerRank = _no_answer,
+        own: OwnGradients | None = None,
     ) -> None:
         """``wire``: the format in which gradients arrive. ``helpers``: threads that take part. ``save``: what goes into
         a checkpoint of this version; the parameters are the program's, not the store's. ``answer``: what a rank that
-        has come back is told."""
+        has come back is told. ``own``: where this rank's gradients are replaced by their means."""
         self.answer = answer
+        self._own = own
         self._wire = wire or WireFormat()
         self._crew = PiecePool(helpers)
         self._save = save
@@ -90,18 +103,30 @@ class MeanStore:
         elif effect.step == INITIAL_STEP or effect.values or bucket.id in self._chiefs:
             new.copy_(given[0])
         else:
-            self._average(given, effect.replicas, new)
+            own = self._own_among(effect, given, new)
+            self._average(given, effect.replicas, new, own if effect.replicas > 1 else None)
+            if own is not None and self._own is not None:
+                self._own.replaced[bucket.id] = effect.step + 1
 
-    def _average(self, given: Sequence[Tensor], count: int, new: Tensor) -> None:
+    def _own_among(self, effect: Apply, given: Sequence[Tensor], new: Tensor) -> Tensor | None:
+        """This rank's own gradient, if the mean fits in its place."""
+        if self._own is None or self._own.task not in effect.contributors:
+            return None
+        own = given[effect.contributors.index(self._own.task)]
+        return own if (own.dtype, own.shape) == (new.dtype, new.shape) else None
+
+    def _average(self, given: Sequence[Tensor], count: int, new: Tensor, own: Tensor | None) -> None:
         elements = PIECE_BYTES // new.element_size()
 
         def make(piece: int, _thread: int) -> None:
             where = slice(piece * elements, (piece + 1) * elements)
             mean_of([gradient[where] for gradient in given], count, new[where], may_be_loan=False)
+            if own is not None:
+                own[where].copy_(new[where])
 
         self._crew.work_off(-(-new.numel() // elements), make)
 
-    def measure(self, effect: Measure, gradients: Sequence[memoryview]) -> float:  # noqa: ARG002 - as every store
+    def measure(self, effect: Measure, gradients: Sequence[memoryview], found: Found) -> None:  # noqa: ARG002
         raise ValueError(f"a rank does not measure bucket {effect.bucket}: every rank has the whole mean")
 
     def links_changed(self) -> None:
@@ -121,4 +146,4 @@ class MeanStore:
         self._crew.close()
 
 
-__all__ = ["CHIEFS", "MEAN", "MeanStore"]
+__all__ = ["CHIEFS", "MEAN", "MeanStore", "OwnGradients"]

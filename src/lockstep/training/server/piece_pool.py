@@ -21,6 +21,8 @@ from lockstep.runtime.startup.cluster import ClusterSpec
 
 MOST_THREADS: Final = 16
 """For a server's updates; they are memory-bound, and more cores than these saturate any host's memory."""
+_OF_WORKERS = 8
+"""One core in eight is left to the workers of the host, if it has that many: they compute while a server updates."""
 PATIENCE: Final = 600.0
 """Seconds after which a helper that has not finished its piece is an error; a piece takes less than a
 millisecond, but this process may be stopped for a while."""
@@ -32,14 +34,15 @@ Finished = Callable[[Exception | None], None]
 
 
 def fitting_helpers(cluster: ClusterSpec) -> int:
-    """The number of helpers for this process's server: the servers of a host share its cores.
+    """The number of helpers for this process's server: the servers of a host share what its workers leave.
 
     None if torch splits each operation among its own threads.
     """
     if torch.get_num_threads() > 1:
         return 0
-    share = int(usable_cores(cgroup_folders())) // cluster.beside_own_task(Role.SERVER)
-    return max(1, min(share, MOST_THREADS)) - 1
+    cores = int(usable_cores(cgroup_folders()))
+    left = max(cores - cluster.beside_own_task(Role.WORKER), cores - cores // _OF_WORKERS)
+    return max(1, min(left // cluster.beside_own_task(Role.SERVER), MOST_THREADS)) - 1
 
 
 def use_own_threads() -> None:

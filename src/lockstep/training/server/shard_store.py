@@ -1,15 +1,14 @@
 """A server's shard in torch: reduces the workers' gradients, and the optimizer makes the next version.
 
 The optimizer is the named class of torch.optim, on the flat bucket or on parts of it (``bucket_optimizer.py``): its
-kernels work element by element, so packing and cutting parameters changes nothing but the number of calls. A version is
-made out of place: the old one is copied into the other slot first, part by part, and the optimizer works there (plain
-SGD on a CPU needs no copy: ``sgd.py``).
+kernels work element by element, so packing and cutting parameters changes nothing but the number of calls. With two
+slots a version is made out of place: the old one is copied into the other slot first, part by part, and the optimizer
+works there (plain SGD on a CPU needs no copy: ``sgd.py``). With one slot it is written over the old one.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import struct
 import time
 from collections.abc import Iterator, Sequence, Set
@@ -25,10 +24,11 @@ from lockstep.protocol.core.messages import Layout, OptimizerEntry
 from lockstep.protocol.core.norms import combined
 from lockstep.protocol.core.plan import Bucket, Plan
 from lockstep.runtime.checkpoint.tensor_file import NamedTensor
-from lockstep.runtime.task.store import Done, StoreTimes
+from lockstep.runtime.task.store import Done, Found, StoreTimes
 from lockstep.training.gpu.gpu_stream import GpuStream, TakenGradients
 from lockstep.training.gpu.twin_places import room_for_tables
-from lockstep.training.server.bucket_norm import BucketSpan, mean_norm, norms_of, spans_of
+from lockstep.training.server.bucket_digest import digest_of
+from lockstep.training.server.bucket_norm import BucketSpan, begin_norm, norms_of, spans_of
 from lockstep.training.server.bucket_optimizer import BucketOptimizer
 from lockstep.training.server.clipping import Clipping
 from lockstep.training.server.optimizer_state import pack, unpack
@@ -54,25 +54,34 @@ class _Held:
 
     slots: tuple[Tensor, ...]
     on_gpu: tuple[Tensor, ...]
-    """On a GPU, by slot: one tensor for all of them, which has the newest version; or the slot's twin, which workers on
-    the same GPU read. Empty without a GPU."""
+    """On a GPU, by slot: one tensor for all of them, which has the newest version; or (``in_twins``) the slot's twin,
+    which workers on the same GPU read. Empty without a GPU."""
     optimizer: BucketOptimizer
     group: int
     bucket: Bucket
     spans: list[BucketSpan]
     """In which its norm is measured."""
+    in_twins: bool = False
 
-    @property
-    def in_twins(self) -> bool:
-        return len(set(self.on_gpu)) > 1
+    def slot_of(self, version: int) -> int:
+        return version % len(self.slots)
 
 
 class TorchShardStore:
     """Implements ``runtime.task.store.ShardStore``; all its calls come on one thread."""
 
-    def __init__(self, device: torch.device | None = None, wire: WireFormat | None = None, helpers: int = 0) -> None:
+    def __init__(
+        self,
+        device: torch.device | None = None,
+        wire: WireFormat | None = None,
+        helpers: int = 0,
+        *,
+        stays_on_gpu: bool = True,
+    ) -> None:
         """``device``: where reduction and update run; the CPU by default. ``wire``: the format in which gradients
-        arrive. ``helpers``: threads that take part in updates on a CPU."""
+        arrive. ``helpers``: threads that take part in updates on a CPU. ``stays_on_gpu``: what goes between this server
+        and workers on the same GPU need not pass host memory; with second homes it must."""
+        self._stays_on_gpu = stays_on_gpu
         self._wire = wire or WireFormat()
         self._device = device or torch.device("cpu")
         self._lane = GpuStream(self._device) if self._device.type == "cuda" else None
@@ -88,13 +97,14 @@ class TorchShardStore:
     def prepare(self, layout: Layout, plan: Plan, server: int, slots: Sequence[memoryview]) -> None:
         self._names = tuple(entry.name for entry in plan.parameters)
         if self._lane is not None:
-            self._slots = list(slots)
+            self._slots += slots
             pinned = [self._lane.pinned.pin(slot) for slot in slots]
-            if all(pinned):
+            if all(pinned) and self._stays_on_gpu:
                 self._lane.share(plan, server, slots)
         with self._on_device():
             for bucket in plan.buckets_of(server):
-                self._held[bucket.id] = self._hold(bucket, layout.optimizers[bucket.group], slots)
+                entry = layout.optimizers[bucket.group]
+                self._held[bucket.id] = self._hold(bucket, entry, slots, plan.shard_room(server))
 
     @contextlib.contextmanager
     def _on_device(self) -> Iterator[None]:
@@ -108,7 +118,7 @@ class TorchShardStore:
             yield
         self._lane.finish()
 
-    def _hold(self, bucket: Bucket, entry: OptimizerEntry, slots: Sequence[memoryview]) -> _Held:
+    def _hold(self, bucket: Bucket, entry: OptimizerEntry, slots: Sequence[memoryview], shard_bytes: int) -> _Held:
         dtype = torch_dtype(bucket.dtype)
         where = slice(bucket.shard_offset, bucket.shard_offset + bucket.nbytes)
         tensors = tuple(as_tensor(slot[where], dtype) for slot in slots)
@@ -117,7 +127,7 @@ class TorchShardStore:
         if self._lane is not None:
             values = torch.zeros_like(values, device=self._device)
             on_gpu = (values,) * len(tensors)
-        optimizer = BucketOptimizer(entry, bucket, values, self._crew.size)
+        optimizer = BucketOptimizer(entry, bucket, values, self._crew.size, shard_bytes)
         spans = spans_of(optimizer.ranges(), values.element_size())
         return _Held(tensors, on_gpu, optimizer, bucket.group, bucket, spans)
 
@@ -133,15 +143,23 @@ class TorchShardStore:
             lane.hand_on(effect.bucket, done, at_once=taken.readers_wait)
 
     def reduce(self, effect: Apply, gradients: Sequence[memoryview], mean: memoryview) -> None:
-        """In host memory. Element by element this is what ``begin`` does with several gradients, so the bits are the
+        """Into host memory. Element by element this is what ``begin`` does with several gradients, so the bits are the
         same."""
-        held = self._held[effect.bucket]
+        held, lane = self._held[effect.bucket], self._lane
         given = [as_tensor(one, self._wire.dtype_of(held.bucket, one.nbytes)) for one in gradients]
         room = as_tensor(mean, torch_dtype(held.bucket.dtype))
         if effect.step == INITIAL_STEP or effect.values:
             room.copy_(given[0])
             return
         clipping = Clipping.of(effect)
+        if lane is not None:
+            lane.pinned.pin(mean)
+            lane.take(effect.bucket, gradients)
+            with self._on_device():
+                found = self._mean_on_gpu(held, held.on_gpu[0], given, effect.replicas, lent=False)
+                clipping.clip(found)
+                room.copy_(found, non_blocking=True)
+            return
         elements = PIECE_BYTES // room.element_size()
 
         def part(number: int, thread: int) -> None:  # noqa: ARG001 - as the crew calls it
@@ -152,26 +170,26 @@ class TorchShardStore:
         self._crew.work_off(-(-room.numel() // elements), part)
 
     def copy_out(self, bucket: BucketId, version: int) -> bytes:
-        self._crew.finish()
-        return self._bytes_of(bucket, version)
-
-    def _bytes_of(self, bucket: BucketId, version: int) -> bytes:
         held = self._held[bucket]
-        values: bytes = held.slots[version % 2].view(torch.uint8).numpy().tobytes()
-        return values + pack(held.optimizer.states())
+        with self._on_device():
+            values: bytes = held.slots[held.slot_of(version)].view(torch.uint8).numpy().tobytes()
+            return values + pack(held.optimizer.states())
 
     def take_in(self, bucket: BucketId, version: int, data: bytes) -> None:
-        self._crew.finish()
         held = self._held[bucket]
-        nbytes = held.bucket.nbytes
+        nbytes, slot = held.bucket.nbytes, held.slot_of(version)
         if len(data) < nbytes:
             raise ValueError(f"{len(data)} bytes are no copy of bucket {bucket}, which has {nbytes}")
-        held.slots[version % 2].copy_(as_tensor(memoryview(bytearray(data[:nbytes])), torch_dtype(held.bucket.dtype)))
-        held.optimizer.load(unpack(data[nbytes:], len(held.bucket.pieces)))
+        with self._on_device():
+            held.slots[slot].copy_(as_tensor(memoryview(bytearray(data[:nbytes])), torch_dtype(held.bucket.dtype)))
+            if self._lane is not None:
+                held.on_gpu[slot].copy_(held.slots[slot])
+            held.optimizer.load(unpack(data[nbytes:], len(held.bucket.pieces)))
 
     def digest(self, bucket: BucketId, version: int) -> str:
         """Of a bucket that has just been made, on whichever thread finished it."""
-        return hashlib.blake2b(self._bytes_of(bucket, version), digest_size=16).hexdigest()
+        held = self._held[bucket]
+        return digest_of(held.slots[held.slot_of(version)], held.optimizer.states())
 
     def spare_bytes(self, plan: Plan) -> int:
         """Where workers find the events and the twins of this server's GPU."""
@@ -201,7 +219,8 @@ class TorchShardStore:
     def _apply(self, held: _Held, effect: Apply, given: list[Tensor], done: Done) -> None:
         old, new = held.slots[effect.from_slot], held.slots[effect.to_slot]
         if effect.step == INITIAL_STEP or (effect.values and given) or not given:
-            new.copy_(given[0] if given else old)
+            if given or new is not old:
+                new.copy_(given[0] if given else old)
             done(None)
         else:
             self._make_ready(held, effect)
@@ -231,12 +250,13 @@ class TorchShardStore:
         parts = optimizer.moving(effect.without)
         loans = optimizer.only_reads
         is_mean = loans and len(given) == effect.replicas == 1 and given[0].dtype == old.dtype and not clipping.changes
-        if optimizer.is_apart:
+        moves = new is not old
+        if moves and optimizer.is_apart:
             new.copy_(old)  # also what is between two pieces
         befores, afters = optimizer.cut(old, parts), optimizer.cut(new, parts)
         gradients = [optimizer.cut(one, parts) for one in given]
         step = optimizer.begin_step(parts)
-        copies = not optimizer.is_apart
+        copies = moves and not optimizer.is_apart
 
         def update(number: int, thread: int) -> None:
             began = time.perf_counter()
@@ -259,7 +279,7 @@ class TorchShardStore:
         """Queue everything on the lane's stream."""
         twins = () if lane.twins is None else lane.twins.slots()
         if twins and not held.in_twins:
-            held.on_gpu = _in_twins(held, twins)
+            held.on_gpu, held.in_twins = _in_twins(held, twins), True
             held.optimizer.move_to(held.on_gpu[0])
         old, new = held.on_gpu[effect.from_slot], held.on_gpu[effect.to_slot]
         if effect.step == INITIAL_STEP or (effect.values and given):
@@ -276,8 +296,7 @@ class TorchShardStore:
     def _update_on_gpu(self, held: _Held, values: Tensor, given: list[Tensor], effect: Apply) -> None:
         began = time.perf_counter()
         clipping = Clipping.of(effect)
-        mean = self._mean_on_gpu(held, values, given, effect.replicas, lent=not clipping.changes)
-        clipping.clip(mean)
+        mean = self._clipped_on_gpu(held, values, given, effect.replicas, clipping)
         reduced = time.perf_counter()
         parts = held.optimizer.moving(effect.without)
         step = held.optimizer.begin_step(parts)
@@ -286,11 +305,19 @@ class TorchShardStore:
         self.times.reduce += reduced - began
         self.times.update += time.perf_counter() - reduced
 
+    def _clipped_on_gpu(
+        self, held: _Held, values: Tensor, given: list[Tensor], replicas: int, clipping: Clipping
+    ) -> Tensor:
+        if clipping.scale == 1.0 or not _is_one_of_the_gpu(given, replicas, values.dtype):
+            return clipping.clip(self._mean_on_gpu(held, values, given, replicas, lent=not clipping.changes))
+        # One pass instead of two; a worker's own gradient stays as it is.
+        room = self._room_for_sums(values, values.numel())
+        return clipping.limited(torch.mul(given[0], clipping.scale, out=room))
+
     def _mean_on_gpu(self, held: _Held, values: Tensor, given: list[Tensor], replicas: int, *, lent: bool) -> Tensor:
         """``lent``: it may be a worker's own gradient, because nothing changes it."""
         first = given[0]
-        alone = len(given) == replicas == 1 and first.dtype == values.dtype
-        if lent and alone and first.is_cuda and held.optimizer.only_reads:
+        if lent and _is_one_of_the_gpu(given, replicas, values.dtype) and held.optimizer.only_reads:
             return first  # read where the worker has it
         mean = self._room_for_sums(values, values.numel())
         if first.dtype != mean.dtype:
@@ -305,19 +332,30 @@ class TorchShardStore:
 
     # -- the norm of a mean --
 
-    def measure(self, effect: Measure, gradients: Sequence[memoryview]) -> float:
-        held = self._held[effect.bucket]
+    def measure(self, effect: Measure, gradients: Sequence[memoryview], found: Found) -> None:
+        held, lane = self._held[effect.bucket], self._lane
         given = [as_tensor(one, self._wire.dtype_of(held.bucket, one.nbytes)) for one in gradients]
         if not given:
-            return 0.0
-        if self._lane is not None:
-            near = _nearest(given, self._lane.take(effect.bucket, gradients), effect.step)
-            with self._lane.queueing():
-                mean = self._mean_on_gpu(held, held.on_gpu[0], near, effect.replicas, lent=True)
-                norms = norms_of([mean[where] for where in held.optimizer.ranges()], effect.norm_type)
-                return combined(norms.tolist(), effect.norm_type)
-        dtype = held.slots[0].dtype
-        return mean_norm(given, effect.replicas, held.spans, dtype, effect.norm_type, self._crew)
+            found(0.0, None)
+        elif lane is None:
+            dtype = held.slots[0].dtype
+            begin_norm(given, effect.replicas, held.spans, dtype, effect.norm_type, self._crew, found)
+        else:
+            near = _nearest(given, lane.take(effect.bucket, gradients), effect.step)
+            with lane.queueing():
+                self._measure_on_gpu(lane, held, effect, near, found)
+
+    def _measure_on_gpu(self, lane: GpuStream, held: _Held, effect: Measure, given: list[Tensor], found: Found) -> None:
+        """Queue it: the norms of all buckets are then made in one turn of this process on the GPU."""
+        mean = self._mean_on_gpu(held, held.on_gpu[0], given, effect.replicas, lent=True)
+        norms = norms_of([mean[where] for where in held.optimizer.ranges()], effect.norm_type)
+        there = torch.empty(norms.shape, dtype=norms.dtype, pin_memory=True)
+        there.copy_(norms, non_blocking=True)
+
+        def done(error: Exception | None) -> None:
+            found(combined(there.tolist() if error is None else (), effect.norm_type), error)
+
+        lane.when_done(done)
 
     # -- checkpoints --
 
@@ -329,7 +367,7 @@ class TorchShardStore:
     def _snapshot(self, version: int, saved: Sequence[_Held]) -> list[NamedTensor]:
         tensors = []
         for held in saved:
-            slot = version % 2
+            slot = held.slot_of(version)
             # Where there is a twin, its slot may not be filled.
             values = held.on_gpu[slot].to("cpu", copy=True) if held.in_twins else held.slots[slot].clone()
             pieces = zip(held.bucket.pieces, held.optimizer.ranges(), held.optimizer.states(), strict=True)
@@ -399,6 +437,11 @@ def _nearest(given: list[Tensor], taken: TakenGradients, step: Step) -> list[Ten
     if step == INITIAL_STEP:
         return given
     return [one if twin is None else twin.view(one.dtype) for one, twin in zip(given, taken.on_gpu, strict=True)]
+
+
+def _is_one_of_the_gpu(given: Sequence[Tensor], replicas: int, dtype: torch.dtype) -> bool:
+    """Whether this is a single gradient that is its own mean, and on the GPU."""
+    return len(given) == replicas == 1 and given[0].is_cuda and given[0].dtype == dtype
 
 
 def _in_twins(held: _Held, twins: Sequence[Tensor]) -> tuple[Tensor, ...]:

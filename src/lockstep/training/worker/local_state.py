@@ -24,6 +24,13 @@ from lockstep.training.worker.loss_scale import LossScale
 
 MOST_BYTES = 8 << 20
 """It is sent in a control message, in every step."""
+HELD_BYTES = 14 << 20
+"""Of all workers together, where a deputy of the coordinator holds them: it gets them in one message."""
+
+
+def most_bytes(workers: int, *, held: bool) -> int:
+    """How large the state of one worker may be; ``held``: by a deputy."""
+    return min(MOST_BYTES, HELD_BYTES // workers) if held else MOST_BYTES
 
 
 DESCRIPTION = "model"
@@ -73,9 +80,11 @@ class WorkerState:
         scale: LossScale,
         *,
         describes: bool = False,
+        held_of: int = 0,
     ) -> None:
         """``describes``: include the names of the model's tensors, so that a checkpoint can be used without the model.
-        Only the chief does that."""
+        Only the chief does that. ``held_of``: how many workers' states a deputy holds; 0: there is none."""
+        self._held_of = held_of
         self._buffers = [buffer for model in models for buffer in model.buffers()]
         self._metadata = {DESCRIPTION: json.dumps(_describe(models[0]))} if describes else {}
         self._devices = sorted({device.index or 0 for device in devices if device.type == "cuda"})
@@ -117,11 +126,16 @@ class WorkerState:
         return self._last[1]
 
     def _refuse_if_large(self, nbytes: int) -> None:
-        if nbytes > MOST_BYTES:
-            raise StateDoesNotFitError(
-                f"this model has {nbytes >> 20} MiB of buffers, but a worker reports at most {MOST_BYTES >> 20} MiB "
-                "per step; use --on_worker_loss=abort without checkpoints"
-            )
+        most = most_bytes(self._held_of, held=True) if self._held_of else MOST_BYTES
+        if nbytes <= most:
+            return
+        remedy = "use --on_worker_loss=abort without checkpoints"
+        if nbytes <= MOST_BYTES:
+            remedy = f"with --server_replicas=1 another server holds those of all {self._held_of} workers; leave it out"
+        raise StateDoesNotFitError(
+            f"this model has {nbytes / (1 << 20):.1f} MiB of buffers, but a worker reports at most "
+            f"{most / (1 << 20):.1f} MiB per step; {remedy}"
+        )
 
     def put(self, packed: bytes) -> None:
         """Continue from this state. StateDoesNotFitError if it belongs to another model, or is damaged; then nothing

@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from lockstep.protocol.core.causes import Reason, link_down
-from lockstep.transports.auto.tickets import ticket_for
+from lockstep.protocol.core.messages import Ticket
+from lockstep.transports.auto.tickets import pack_tickets, ticket_for
 from lockstep.transports.base import (
     Counters,
     Endpoint,
     EndpointEvents,
+    LandsOnce,
     LinkDownError,
     LinkState,
     Move,
     PeerAddress,
     Region,
     ShowsProgress,
+    Speaks,
     TransferId,
     Transport,
     TransportError,
@@ -79,6 +82,7 @@ class AutoEndpoint:
         self._untried: Iterator[Path] = iter(paths)
         self._attempts: list[_Attempt] = []
         self._chosen: Endpoint | None = None
+        self._grantor: LandsOnce | None = None
         self._name = ""
         self._over: LinkState | None = None
         self._reasons: dict[str, str] = {}
@@ -127,6 +131,7 @@ class AutoEndpoint:
             if self._chosen is not None or self._over is not None:
                 return False
             self._chosen, self._name = endpoint, attempt.name
+            self._grantor = endpoint if isinstance(endpoint, LandsOnce) else None
             others = [one for one in self._attempts if one is not attempt]
             self._attempts = [attempt]
         for other in others:
@@ -191,7 +196,15 @@ class AutoEndpoint:
         if not isinstance(source, ManyRegion) or source.closed:
             raise TransportError(SOURCE_NOT_OPEN)
         part, ticket = source.parts[self._name], ticket_for(self._name, move.target)
-        return self._chosen.start(replace(move, source=part, target=ticket))
+        # Written out: it is made for every tensor, and dataclasses.replace takes as long as half of the rest.
+        chosen = Move(part, move.offset, move.nbytes, ticket, move.target_offset, move.note, move.urgency, move.loan)
+        return self._chosen.start(chosen)
+
+    def grant_once(self, region: Region) -> Ticket | None:
+        if self._grantor is None or not isinstance(region, ManyRegion):
+            return None
+        ticket = self._grantor.grant_once(region.parts[self._name])
+        return None if ticket is None else pack_tickets(region.nbytes, [ticket])
 
     def cancel(self, transfer: TransferId) -> None:
         if self._chosen is not None:
@@ -202,6 +215,10 @@ class AutoEndpoint:
 
     def bytes_under_way(self) -> int:
         return self._chosen.bytes_under_way() if isinstance(self._chosen, ShowsProgress) else 0
+
+    def say(self, word: bytes) -> bool:
+        chosen: object = self._chosen
+        return chosen.say(word) if self._over is None and isinstance(chosen, Speaks) else False
 
     def close(self) -> None:
         with self._lock:
@@ -220,7 +237,7 @@ class _Attempt:
         self.dials = dials
         owner = whole._events
         self.on_sent, self.on_failed = owner.on_sent, owner.on_failed
-        self.on_arrived, self.on_lent = owner.on_arrived, owner.on_lent
+        self.on_arrived, self.on_lent, self.on_word = owner.on_arrived, owner.on_lent, owner.on_word
         self._whole = whole
         self._ready = threading.Event()
         self._endpoint: Endpoint | None = None

@@ -94,6 +94,9 @@ class _Owner:
         digest = zlib.crc32(loan.buffer)
         self._tell(Heard("lent", self._link, note=note, nbytes=loan.buffer.nbytes, digest=digest))
 
+    def on_word(self, word: bytes) -> None:
+        self._tell(Heard("word", self._link, note=word))
+
     def on_lost(self, reason: Reason) -> None:
         self._tell(Heard("lost", self._link, text=reason.text))
 

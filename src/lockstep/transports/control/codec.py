@@ -13,7 +13,7 @@ import re
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
-from functools import partial
+from functools import lru_cache, partial
 from importlib import resources
 from typing import Any, Final, get_args, get_origin, get_type_hints
 
@@ -22,9 +22,10 @@ from google.protobuf.message import DecodeError, EncodeError
 
 from lockstep.foreign import plain
 from lockstep.protocol.core import messages
-from lockstep.protocol.core.messages import Description, Envelope, GradientNote, MeanNote, Note, VersionNote
+from lockstep.protocol.core.messages import Description, Envelope, GradientNote, HandOn, MeanNote, Note, VersionNote
 from lockstep.transports.control.bounds import in_bounds, is_step, must_name_a_task, names_a_task, stays_as_it_is
 from lockstep.transports.control.element_count import ElementCounter
+from lockstep.transports.memory import MAX_NOTE_BYTES
 
 MAX_MESSAGE_BYTES: Final = 16 << 20
 """Largest control message. A model with a hundred thousand parameters describes itself in less than half of it."""
@@ -287,6 +288,7 @@ def decode_snapshot(data: bytes) -> bytes:
 
 
 # A note travels with every bucket, so it is a struct, not a protobuf message: kind, step or version, bucket, edition.
+# What is handed on with a mean follows it, if it fits; it is mostly the same for all buckets of a step.
 _NOTE: Final = struct.Struct("<cqII")
 _GRADIENT: Final = b"G"
 _VERSION: Final = b"V"
@@ -294,22 +296,48 @@ _MEAN: Final = b"M"
 
 
 def encode_note(note: Note) -> bytes:
-    """A note as 17 bytes."""
+    """A note as 17 bytes, and what is handed on with a mean."""
     try:
         if isinstance(note, GradientNote):
             return _NOTE.pack(_GRADIENT, note.step, note.bucket, note.edition)
         if isinstance(note, MeanNote):
-            return _NOTE.pack(_MEAN, note.step, note.bucket, 0)
+            return _NOTE.pack(_MEAN, note.step, note.bucket, 0) + _encode_handed(note.update)
         return _NOTE.pack(_VERSION, note.version, note.bucket, 0)
     except struct.error as error:
         raise WireError(f"{note} cannot be sent: {error}") from error
 
 
+def fits_in_note(update: HandOn) -> bool:
+    """Whether this can travel with its mean."""
+    return len(_encode_handed(update)) <= MAX_NOTE_BYTES - _NOTE.size
+
+
+def _encode_handed(update: HandOn | None) -> bytes:
+    """Without its step and its bucket, which the note has."""
+    return b"" if update is None else _encode_handed_anywhere(dataclasses.replace(update, step=0, bucket=0))
+
+
+@lru_cache(maxsize=8)
+def _encode_handed_anywhere(update: HandOn) -> bytes:
+    return _serialized("HandOn", _PROTO["HandOn"], _SHAPES.of(HandOn)[0](update))
+
+
+def _decode_handed(data: bytes, step: int, bucket: int) -> HandOn:
+    return dataclasses.replace(_decode_handed_anywhere(data), step=step, bucket=bucket)
+
+
+@lru_cache(maxsize=8)
+def _decode_handed_anywhere(data: bytes) -> HandOn:
+    update: HandOn = _SHAPES.of(HandOn)[1](_parsed("HandOn", _PROTO["HandOn"], data))
+    return update
+
+
 def decode_note(data: bytes) -> Note:
     """The note in these bytes; ``WireError`` says what is wrong with them."""
-    if len(data) != _NOTE.size:
+    more = len(data) - _NOTE.size
+    if more < 0 or (more and data[:1] != _MEAN):
         raise WireError(f"a note has {_NOTE.size} bytes, this one has {len(data)}")
-    kind, number, bucket, edition = _NOTE.unpack(data)
+    kind, number, bucket, edition = _NOTE.unpack_from(data)
     if not is_step(number):
         raise WireError(f"a note came with {number}, which is neither a step nor a version")
     if kind == _GRADIENT:
@@ -317,5 +345,5 @@ def decode_note(data: bytes) -> Note:
     if kind == _VERSION:
         return VersionNote(number, bucket)
     if kind == _MEAN:
-        return MeanNote(number, bucket)
+        return MeanNote(number, bucket, _decode_handed(data[_NOTE.size :], number, bucket) if more else None)
     raise WireError(f"a note begins with G, V or M, this one with {kind!r}")

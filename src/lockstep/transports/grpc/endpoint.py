@@ -71,4 +71,4 @@ class GrpcEndpoint(StreamLife[ChunkedTransfer]):
         taken = self._landing.take(header, payload)
         if taken is not None:
             note, landed = taken
-            self._deliver(landed.number, note, landed.data.nbytes, landed.data if landed.loan else None)
+            self._deliver(landed.number, note, landed.total, landed.data if landed.loan else None)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from lockstep.transports.frame_error import FrameError
-from lockstep.transports.landing import Landed, Landing
+from lockstep.transports.landing import ArrivingTransfer, Landing
 from lockstep.transports.stream.frames import Header
 
 
 class ChunkLanding(Landing):
     """Puts the chunks of one peer in place."""
 
-    def take(self, header: Header, payload: memoryview) -> tuple[bytes, Landed] | None:
+    def take(self, header: Header, payload: memoryview) -> tuple[bytes, ArrivingTransfer] | None:
         """Put one chunk in place; the whole transfer with its note if this was its last chunk."""
         if header.note_bytes > len(payload):
             raise FrameError("a chunk is shorter than its note")

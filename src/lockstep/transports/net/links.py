@@ -140,6 +140,9 @@ class LinkEnd:
     def on_lent(self, note: bytes, loan: Loan) -> None:  # noqa: ARG002 - the caller counts
         loan.release()
 
+    def on_word(self, word: bytes) -> None:
+        """Nobody says any here."""
+
     def on_lost(self, reason: Reason) -> None:
         self._fail(reason.text)
 

@@ -18,10 +18,12 @@ from lockstep.transports.loan import HeldLoan
 from lockstep.transports.memory import check_move
 from lockstep.transports.shm.frames import (
     LOAN,
+    MAX_WORD_BYTES,
     Offer,
     SignalKind,
     pack_fault,
     pack_number,
+    pack_word,
     text_of,
     unpack_number,
     unpack_offer,
@@ -109,6 +111,13 @@ class ShmEndpoint:
         if taken_back:
             self._do_soon(lambda: self._tell_failed(transfer, "cancelled"))
 
+    def say(self, word: bytes) -> bool:
+        signals = self._signals
+        if signals is None or self.state is not LinkState.UP or len(word) > MAX_WORD_BYTES:
+            return False
+        signals.send(pack_word(word))
+        return True
+
     def bytes_under_way(self) -> int:
         return self._landing.landed
 
@@ -184,6 +193,8 @@ class ShmEndpoint:
             self._on_offer(unpack_offer(data))
         elif kind in (SignalKind.DONE, SignalKind.DROPPED):
             self._on_answer(unpack_number(data), delivered=kind == SignalKind.DONE)
+        elif kind == SignalKind.WORD:
+            self._events.on_word(data[1:])
         elif kind == SignalKind.REGION:
             self._landing.learn(data, descriptors)
         elif kind == SignalKind.FORGET:

@@ -15,6 +15,7 @@ from lockstep.transports.frame_error import FrameError
 from lockstep.transports.memory import MAX_NOTE_BYTES
 
 MAX_FRAME_BYTES: Final = MAX_NOTE_BYTES + 4096
+MAX_WORD_BYTES: Final = MAX_FRAME_BYTES - 1
 _MAX_TEXT_BYTES: Final = 2048
 
 
@@ -32,6 +33,7 @@ class SignalKind(IntEnum):
     CLAIM = 9  # who I am, whom I mean, and a nonce
     PROOF = 10  # I know what only a member of the job knows (security/proof.py)
     REFUSED = 11  # you do not; a ``Refusal``
+    WORD = 12  # from our owner to yours
 
 
 LOAN: Final = 1
@@ -137,6 +139,10 @@ def unpack_opening(kind: SignalKind, frame: bytes) -> bytes:
     if frame[:1] != bytes([kind]):
         raise FrameError("this frame does not belong to the beginning of a signal socket")
     return frame[1:]
+
+
+def pack_word(word: bytes) -> bytes:
+    return bytes([SignalKind.WORD]) + word
 
 
 def pack_fault(reason: str) -> bytes:

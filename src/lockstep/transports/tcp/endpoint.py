@@ -13,14 +13,23 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from lockstep.protocol.core.causes import link_down
+from lockstep.protocol.core.messages import Ticket
 from lockstep.protocol.core.timing import CUT_SECONDS, FLUSH_SECONDS
-from lockstep.transports.base import EndpointEvents, LinkState, Move, PeerAddress, TransferId
+from lockstep.transports.base import (
+    EndpointEvents,
+    LinkState,
+    Move,
+    PeerAddress,
+    Region,
+    TransferId,
+    TransportError,
+)
 from lockstep.transports.frame_error import FrameError
 from lockstep.transports.grants import Grants, RegionGrant
-from lockstep.transports.landing import Landed
+from lockstep.transports.landing import LOAN, WHOLE
 from lockstep.transports.lifecycle import Lifecycle
 from lockstep.transports.loan import HeldLoan
-from lockstep.transports.memory import MAX_NOTE_BYTES, address_of, check_move
+from lockstep.transports.memory import MAX_NOTE_BYTES, SOURCE_NOT_OPEN, HostRegion, address_of, check_move
 from lockstep.transports.tcp.frames import (
     CHUNK,
     HEAD_BYTES,
@@ -36,9 +45,10 @@ from lockstep.transports.tcp.frames import (
 )
 from lockstep.transports.tcp.line import AGAIN, Bell, Line
 from lockstep.transports.tcp.receiving import NOWHERE, LineLanding
-from lockstep.transports.tcp.sending import INLINE_BYTES, LineTransfer, Pushed, SendLines
+from lockstep.transports.tcp.sending import ALL, CLOGGED, INLINE_BYTES, LineTransfer, Pushed, SendLines
 
 NAME: Final = "grpc+tcp"
+UP: Final = LinkState.UP
 _SCRATCH_BYTES: Final = 256 << 10
 
 
@@ -58,11 +68,14 @@ class TcpEndpoint:
         self._done: deque[TransferId] = deque()
         self._jobs: deque[Callable[[], None]] = deque()
         self._out = SendLines(self._on_left)
+        self._grants = grants
         self._landing = LineLanding(grants, peer)
         self._bell = Bell()
         self._lines: Sequence[Line] = ()
+        self._first: Sequence[Line] = ()
         self._head = memoryview(bytearray(HEAD_BYTES))
         self._head_address = address_of(self._head)
+        self._beyond = self._head_address, HEAD_BYTES
         self._ahead = 0  # bytes of the next head that came with the frame before
         self._drained = False  # nothing has come since: receiving would be in vain
         self._note = memoryview(bytearray(MAX_NOTE_BYTES))
@@ -93,20 +106,21 @@ class TcpEndpoint:
 
     def start(self, move: Move) -> TransferId:
         source = check_move(NAME, move)
+        number = next(self._cycle.numbers)
+        transfer = LineTransfer(number, move, source.buffer, source.address + move.offset)
         with self._lock:
             self._cycle.refuse_if_over()
-            transfer = LineTransfer(next(self._cycle.numbers), move, source.buffer, source.address + move.offset)
-            self._unsettled[transfer.number] = transfer
+            self._unsettled[number] = transfer
         self._send_here(self._out.take(transfer, INLINE_BYTES))
-        return transfer.number
+        return number
 
     def _send_here(self, pushed: Pushed | None) -> None:
         """Send on this thread what the kernel takes at once; the endpoint's thread does the rest."""
-        while pushed is Pushed.ALL and self._out.has_work():
+        while pushed is ALL and self._out.has_work():
             pushed = self._out.try_push(INLINE_BYTES)
         if self._cycle.on_own_thread:
             return
-        if pushed is not Pushed.ALL:
+        if pushed is not ALL:
             self._bell.ring()
         elif self._done:
             self._bell.ring_soon()
@@ -116,6 +130,11 @@ class TcpEndpoint:
         self._cycle.count_sent(transfer.move.nbytes, transfer.move.loan)
         if not transfer.move.loan:
             self._done.append(transfer.number)
+
+    def grant_once(self, region: Region) -> Ticket | None:
+        if not isinstance(region, HostRegion) or region.closed:
+            raise TransportError(SOURCE_NOT_OPEN)
+        return self._grants.give_once(NAME, region, self.peer)
 
     def cancel(self, transfer: TransferId) -> None:
         with self._lock:
@@ -144,20 +163,20 @@ class TcpEndpoint:
 
     def converse(self, lines: Sequence[Line]) -> str:
         """Both ends have proven themselves: receive until the link ends; returns the reason for the end."""
-        self._lines = lines
-        self._quiet = self._poller(lines[:1], ())
+        self._lines, self._first = lines, lines[:1]
+        self._quiet = self._poller(self._first, ())
         self.attach(self._bell.ring)
         if not self._cycle.go_up():
             return self._cycle.reason
         self._events.on_up()
         self._out.open(lines)
         try:
-            while self.state is LinkState.UP:
+            while self._cycle.state is UP:
                 self._on_frame()
         except _Ended as end:
             return str(end)
         except EOFError:
-            if self.state is LinkState.UP:
+            if self.state is UP:
                 return "the connection ended without a goodbye"
         except OSError as error:
             return f"the connection ended without a goodbye ({error.strerror})"
@@ -169,10 +188,11 @@ class TcpEndpoint:
 
     def _on_frame(self) -> None:
         if self._drained:
-            self._wait(self._lines[:1])
+            self._wait(self._first)
         elif self._done or self._jobs or self._out.has_work():
             self._serve()
-        self._fill(self._head_address, HEAD_BYTES, self._ahead)
+        if self._ahead < HEAD_BYTES:
+            self._fill(self._head_address, HEAD_BYTES, self._ahead)
         self._ahead = 0
         head = unpack_head(self._head)
         if head.kind == CHUNK:
@@ -189,7 +209,7 @@ class TcpEndpoint:
     def _serve(self) -> Pushed:
         """Everything that is not receiving: what waits to be sent, and callbacks that are due, which may send more."""
         while True:
-            pushed = self._out.push(INLINE_BYTES) if self._out.has_work() else Pushed.ALL
+            pushed = self._out.push(INLINE_BYTES) if self._out.has_work() else ALL
             if not self._done and not self._jobs:
                 return pushed
             while self._done:
@@ -206,32 +226,44 @@ class TcpEndpoint:
             got = line.receive(address + at, nbytes - at)
             if got == AGAIN:
                 line.expect(1)
-                self._wait((line,))
+                self._wait(self._first)
             else:
                 at += got
 
     def _take(self, head: ChunkHead) -> None:
-        grant = self._landing.begin(head, head.nbytes)
-        if head.flags & STRIPED:
+        flags, begin, total = head.flags, head.offset, head.total
+        whole = flags & WHOLE == WHOLE
+        grant = self._landing.whole(head, head.nbytes) if whole else self._landing.begin(head, head.nbytes)
+        if flags & STRIPED:
             self._fill(self._note_address, head.note_bytes)
             self._land_striped(grant, head)
         else:
             self._land(grant, head)
-        arrival = self._landing.end(head, head.nbytes)
-        if arrival is not None and self.state is LinkState.UP:
-            self._deliver(arrival, bytes(self._note[: head.note_bytes]) if head.note_bytes else b"")
+        if not whole or grant.once:
+            arrival = self._landing.end(head, head.nbytes)
+            if arrival is None:
+                return
+            begin, total = arrival.begin, arrival.total
+        if self._cycle.state is UP:
+            note = bytes(self._note[: head.note_bytes]) if head.note_bytes else b""
+            if flags & LOAN:
+                self._deliver_loan(head.transfer, note, grant.region.buffer[begin : begin + total])
+            else:
+                self._cycle.count_received(total, loan=False)
+                self._events.on_arrived(note, total)
 
     def _land(self, grant: RegionGrant, head: ChunkHead) -> None:
         """The note and the bytes, in one call where they have come already, and the next head with them."""
-        line, at, end, beyond = self._lines[0], 0, head.note_bytes + head.nbytes, (self._head_address, HEAD_BYTES)
+        line, at, note_bytes, nbytes = self._lines[0], 0, head.note_bytes, head.nbytes
+        end = note_bytes + nbytes
         while at < end:
-            of_note = min(at, head.note_bytes)
+            of_note = min(at, note_bytes)
             of_data = at - of_note
-            note = (self._note_address + of_note, head.note_bytes - of_note)
-            got = self._landing.receive(grant, line, note, head.offset + of_data, head.nbytes - of_data, beyond)
+            note = (self._note_address + of_note, note_bytes - of_note)
+            got = self._landing.receive(grant, line, note, head.offset + of_data, nbytes - of_data, self._beyond)
             if got == AGAIN:
                 line.expect(end - at)
-                self._wait((line,))
+                self._wait(self._first)
             else:
                 at += got
         self._ahead = at - end
@@ -260,15 +292,15 @@ class TcpEndpoint:
     def _wait(self, lines: Sequence[Line]) -> None:
         """Until one of them has something to receive; meanwhile everything else is served."""
         pushed = self._serve()
-        if self.state is not LinkState.UP:
+        if self._cycle.state is not UP:
             raise EOFError
         self._drained = False
         self._poll(lines, pushed, None)
 
     def _poll(self, lines: Sequence[Line], pushed: Pushed, milliseconds: float | None) -> None:
         poller = self._quiet
-        if pushed is Pushed.CLOGGED or len(lines) > 1 or lines[0] is not self._lines[0]:
-            poller = self._poller(lines, self._out.clogged() if pushed is Pushed.CLOGGED else ())
+        if pushed is CLOGGED or lines is not self._first:
+            poller = self._poller(lines, self._out.clogged() if pushed is CLOGGED else ())
         for descriptor, _ in poller.poll(0 if pushed is Pushed.ENOUGH else milliseconds):
             if descriptor in self._bell.descriptors:
                 self._bell.hush(descriptor)
@@ -284,12 +316,9 @@ class TcpEndpoint:
 
     # --- callbacks ----------------------------------------------------------------------------------------------
 
-    def _deliver(self, arrival: Landed, note: bytes) -> None:
-        self._cycle.count_received(arrival.data.nbytes, arrival.loan)
-        if arrival.loan:
-            self._events.on_lent(note, HeldLoan(arrival.data, lambda: self._release(arrival.number)))
-        else:
-            self._events.on_arrived(note, arrival.data.nbytes)
+    def _deliver_loan(self, number: TransferId, note: bytes, data: memoryview) -> None:
+        self._cycle.count_received(data.nbytes, loan=True)
+        self._events.on_lent(note, HeldLoan(data, lambda: self._release(number)))
 
     def _release(self, number: TransferId) -> None:
         """On any thread, perhaps long after the link has ended."""
@@ -331,7 +360,7 @@ class TcpEndpoint:
         left, sending = list(self._lines), True
         while left and (seconds := deadline - time.monotonic()) > 0:
             pushed = self._out.push(INLINE_BYTES)
-            if sending and pushed is Pushed.ALL:
+            if sending and pushed is ALL:
                 sending = False
                 for line in self._lines:
                     line.end_sending()

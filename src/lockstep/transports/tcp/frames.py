@@ -59,8 +59,8 @@ def unpack_head(data: bytes | bytearray | memoryview) -> ChunkHead:
     """``FrameError`` if no frame begins like this."""
     if len(data) != HEAD_BYTES:
         raise FrameError(f"the head of a frame has {HEAD_BYTES} bytes, this one has {len(data)}")
-    head = ChunkHead._make(HEAD.unpack(data))
-    kind, _, note_bytes, nbytes, *_ = head
+    head = tuple.__new__(ChunkHead, HEAD.unpack(data))
+    kind, note_bytes, nbytes = head[0], head[2], head[3]
     if not CHUNK <= kind <= _LAST_KIND:
         raise FrameError(f"a frame of kind {kind} does not belong here")
     if note_bytes > MAX_NOTE_BYTES or nbytes > CHUNK_BYTES:

@@ -1,7 +1,9 @@
 """One connection: the calls of the C library that move bytes between registered memory and a socket.
 
-They never wait. Large ones give up the interpreter's lock while the kernel copies; small ones keep it: they take
-microseconds, and a thread that gives the lock up may have to queue for it behind one that computes in Python.
+They never wait for the network. Large ones give up the interpreter's lock while the kernel copies; small ones keep it:
+they take microseconds, and a thread that gives the lock up may have to queue for it behind one that computes in Python.
+But the kernel lets only one call at a time have a connection: a small one beside a large one in the other direction
+waits for it, and must not keep the lock, or the thread that has made the large one waits for the small one in turn.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ AGAIN: Final = -1
 
 SOON_NANOSECONDS: Final = 2_000_000
 _WAKE_AT_LEAST: Final = 256 << 10
-_WAKE_AT_MOST: Final = 1 << 20
+_WAKE_AT_MOST: Final = 64 << 10
+"""More saves wake-ups, but then the receiver sleeps while the sender's processor does the work of both."""
 _FLAGS: Final = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 _IDLE_SECONDS, _BETWEEN_SECONDS, _PROBES = 30, 30, 20
 """Keepalive finds a host that vanished. The kernel of a frozen process answers it, so that one keeps its link."""
@@ -79,8 +82,8 @@ class _Pieces:
         _TWO.pack_into(self._pieces, 0, first, first_bytes, second, second_bytes)
         return self._place
 
-    def three(self, first: tuple[int, int], second: tuple[int, int], third: tuple[int, int]) -> int:
-        _THREE.pack_into(self._pieces, 0, *first, *second, *third)
+    def three(self, first: tuple[int, int], second: int, second_bytes: int, third: tuple[int, int]) -> int:
+        _THREE.pack_into(self._pieces, 0, *first, second, second_bytes, *third)
         return self._place
 
 
@@ -100,24 +103,37 @@ class Line:
         self._socket = connection
         self.descriptor = connection.fileno()
         self._out, self._in = _Pieces(2), _Pieces(3)
+        self._sends = self._receives = False  # whether a large call has the connection
         self._least = 1
 
     def send(self, first: int, first_bytes: int, second: int, second_bytes: int) -> int:
         """Send from two places in memory; how many bytes the kernel has taken, or ``AGAIN``. ``OSError``: broken."""
-        call = _SEND_SMALL if second_bytes <= SMALL_BYTES else _SEND_LARGE
-        moved: int = call(self.descriptor, self._out.two(first, first_bytes, second, second_bytes), _FLAGS)
+        message = self._out.two(first, first_bytes, second, second_bytes)
+        moved: int
+        if second_bytes <= SMALL_BYTES and not self._receives:
+            moved = _SEND_SMALL(self.descriptor, message, _FLAGS)
+        else:
+            self._sends = True
+            moved = _SEND_LARGE(self.descriptor, message, _FLAGS)
+            self._sends = False
         return moved if moved >= 0 else _not_moved()
 
     def receive(self, address: int, nbytes: int) -> int:
         """Receive into memory; how many bytes came, or ``AGAIN``. ``EOFError``: the peer hung up."""
-        call = _RECEIVE_SMALL if nbytes <= SMALL_BYTES else _RECEIVE_LARGE
+        call = _RECEIVE_SMALL if nbytes <= SMALL_BYTES and not self._sends else _RECEIVE_LARGE
         came: int = call(self.descriptor, address, nbytes, _FLAGS)
         return came if came > 0 else _not_come(came)
 
-    def scatter(self, note: tuple[int, int], data: tuple[int, int], beyond: tuple[int, int]) -> int:
-        """The same into three places one after the other, each with its length."""
-        call = _SCATTER_SMALL if data[1] <= SMALL_BYTES else _SCATTER_LARGE
-        came: int = call(self.descriptor, self._in.three(note, data, beyond), _FLAGS)
+    def scatter(self, note: tuple[int, int], address: int, nbytes: int, beyond: tuple[int, int]) -> int:
+        """The same into three places one after the other: before, in, and after this memory."""
+        message = self._in.three(note, address, nbytes, beyond)
+        came: int
+        if nbytes <= SMALL_BYTES and not self._sends:
+            came = _SCATTER_SMALL(self.descriptor, message, _FLAGS)
+        else:
+            self._receives = True
+            came = _SCATTER_LARGE(self.descriptor, message, _FLAGS)
+            self._receives = False
         return came if came > 0 else _not_come(came)
 
     def expect(self, nbytes: int) -> None:

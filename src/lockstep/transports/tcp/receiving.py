@@ -7,15 +7,20 @@ from typing import Final
 from lockstep.transports.frame_error import FrameError
 from lockstep.transports.grants import RegionGrant
 from lockstep.transports.landing import Landing
+from lockstep.transports.memory import address_of
 from lockstep.transports.tcp.line import Line
 
 Piece = tuple[int, int]
 """An address, and how many bytes."""
 NOWHERE: Final[Piece] = (0, 0)
+_WASTE_BYTES: Final = 256 << 10
 
 
 class LineLanding(Landing):
     """Puts the chunks of one peer in place."""
+
+    _waste: memoryview | None = None
+    """Where what is thrown away is received."""
 
     def receive(
         self, grant: RegionGrant, line: Line, note: Piece, offset: int, nbytes: int, beyond: Piece = NOWHERE
@@ -27,4 +32,12 @@ class LineLanding(Landing):
                 raise EOFError
             if not grant.live or grant.region.closed:
                 raise FrameError(f"region {grant.region.number} is no longer granted")
-            return line.scatter(note, (grant.region.address + offset, nbytes), beyond)
+            if self.lands():
+                return line.scatter(note, grant.region.address + offset, nbytes, beyond)
+            return self._throw_away(line, note, nbytes, beyond)
+
+    def _throw_away(self, line: Line, note: Piece, nbytes: int, beyond: Piece) -> int:
+        if self._waste is None:
+            self._waste = memoryview(bytearray(_WASTE_BYTES))
+        some = min(nbytes, _WASTE_BYTES)
+        return line.scatter(note, address_of(self._waste), some, beyond if some == nbytes else NOWHERE)

@@ -60,6 +60,11 @@ class Pushed(Enum):
     """There is more, but not for this thread."""
 
 
+ALL: Final = Pushed.ALL
+CLOGGED: Final = Pushed.CLOGGED
+"""For every transfer: a member of an enum is looked up ten times as slowly as a name."""
+
+
 @dataclass(slots=True)
 class _Share:
     """What one connection still has to send of the current frame."""
@@ -131,20 +136,17 @@ class SendLines:
 
     def take(self, transfer: LineTransfer, most: int) -> Pushed | None:
         """``add`` and ``try_push`` in one: a small transfer that nothing is in the way of is not even queued."""
-        if transfer.move.nbytes <= CHUNK_BYTES and self._wire.acquire(blocking=False):
+        nbytes = transfer.move.nbytes
+        if nbytes <= CHUNK_BYTES and self._wire.acquire(blocking=False):
             try:
-                if self._is_free():
-                    transfer.begun, transfer.claimed = transfer.move.nbytes, True
-                    self._begin_chunk(transfer, 0, transfer.begun)
+                if not (self._unsent or self._urgent or self._bulk or self._ended or self._broken) and self._lines:
+                    transfer.begun, transfer.claimed = nbytes, True
+                    self._begin_chunk(transfer, 0, nbytes)
                     return self._push(most)
             finally:
                 self._wire.release()
         self.add(transfer)
         return self.try_push(most)
-
-    def _is_free(self) -> bool:
-        """Whether a frame may go out at once; under the wire's lock."""
-        return not (self._unsent or self._urgent or self._bulk or self._ended or self._broken) and bool(self._lines)
 
     def try_push(self, most: int) -> Pushed | None:
         """Push, unless another thread does: None, and that one looks again for what was added meanwhile."""
@@ -189,7 +191,7 @@ class SendLines:
 
     def _push(self, most: int) -> Pushed:
         if not self._lines or self._broken:
-            return Pushed.ALL
+            return ALL
         pushed = 0
         try:
             while self._unsent or self._claim():
@@ -197,15 +199,18 @@ class SendLines:
                     return Pushed.ENOUGH
                 moved = self._send_frame()
                 if moved == AGAIN:
-                    return Pushed.CLOGGED
+                    return CLOGGED
                 pushed += moved
                 if not self._unsent:
-                    self._frame_left()
+                    transfer, self._current = self._current, None
+                    if transfer is not None and transfer.claimed:
+                        transfer.left = True
+                        self._on_left(transfer)
         except OSError:  # the receiving half reports it, with what the peer said last
             self._broken = True
         if self._spreading is not None:
             self._spreading.pause()
-        return Pushed.ALL
+        return ALL
 
     def _claim(self) -> bool:
         """Make the next frame the current one; False if there is none."""
@@ -255,9 +260,12 @@ class SendLines:
 
     def _send_frame(self) -> int:
         """Bytes that the kernel took of the current frame, over all connections; ``AGAIN`` if none."""
-        head, moved = self._head_end - self._head_at, AGAIN
-        if head or self._left:
-            moved = self._lines[0].send(self._head_address + self._head_at, head, self._data, self._left)
+        head, left, moved = self._head_end - self._head_at, self._left, AGAIN
+        if head or left:
+            moved = self._lines[0].send(self._head_address + self._head_at, head, self._data, left)
+            if moved == head + left and not self._shares:  # as almost always for a small one
+                self._head_at, self._left, self._unsent = self._head_end, 0, False
+                return moved
             if moved != AGAIN:
                 of_head = min(head, moved)
                 self._head_at += of_head
@@ -277,12 +285,6 @@ class SendLines:
                 share.nbytes -= moved
         self._shares = [share for share in self._shares if share.nbytes]
         return total
-
-    def _frame_left(self) -> None:
-        transfer, self._current = self._current, None
-        if transfer is not None and transfer.claimed:
-            transfer.left = True
-            self._on_left(transfer)
 
     def bytes_of(self, transfer: LineTransfer) -> int:
         """How many bytes of a transfer are on their way; not exact while it is being sent."""

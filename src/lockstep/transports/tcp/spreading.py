@@ -2,8 +2,8 @@
 
 Where every flow gets a part of the network only, as in most clouds, or loses packets, several carry more than one.
 Where a processor is the limit, several only cost more calls. So a link has several connections, and uses the others
-while the first one always has something on its way, and neither the memory of this end nor that of the other is what
-it waits for. All of this is in ``TCP_INFO``.
+while the first one always has something on its way, neither the memory of this end nor that of the other is what it
+waits for, and it has not lately been as fast as a processor. All of this is in ``TCP_INFO``.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import socket
 import struct
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
@@ -19,26 +20,36 @@ WINDOW_SECONDS: Final = 0.1
 MOSTLY: Final = 0.9
 SELDOM: Final = 0.1
 
+FAST: Final = 1_500_000_000
+"""Bytes a second. Where one connection carries so much, more of them cost more processor time than they save."""
+RATES_KEPT: Final = 16
+"""Single ones say little: the kernel measures from one acknowledgement to another, and a processor that is busy delays
+those. The fastest of some is what the network can do."""
+
 _INFO_BYTES: Final = 232
-_LIMITS: Final = struct.Struct("<QQQ")
-_LIMITS_AT: Final = 168
-"""Where ``tcpi_busy_time``, ``tcpi_rwnd_limited`` and ``tcpi_sndbuf_limited`` are in ``struct tcp_info``."""
+_LIMITS: Final = struct.Struct("<QQQQ")
+_LIMITS_AT: Final = 160
+"""Where ``tcpi_delivery_rate``, ``tcpi_busy_time``, ``tcpi_rwnd_limited`` and ``tcpi_sndbuf_limited`` are in ``struct
+tcp_info``."""
 
 
 class HeldUp(NamedTuple):
-    """Microseconds since the connection began."""
+    """Microseconds since the connection began, and how fast it was just now."""
 
     busy: int
     """With something on its way."""
     by_receiver: int
     by_sender: int
+    rate: int = 0
+    """Bytes a second."""
 
 
 def held_up(connection: socket.socket) -> HeldUp | None:
     """What the kernel has counted; None if it does not count."""
     try:
         info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
-        return HeldUp._make(_LIMITS.unpack_from(info, _LIMITS_AT))
+        rate, busy, by_receiver, by_sender = _LIMITS.unpack_from(info, _LIMITS_AT)
+        return HeldUp(busy, by_receiver, by_sender, rate)
     except (OSError, struct.error):
         return None
 
@@ -60,6 +71,7 @@ class Spreading:
         self._seconds = 0.0
         self._since: float | None = None
         self._before = look()
+        self._rates: deque[int] = deque(maxlen=RATES_KEPT)
 
     def decide(self) -> bool:
         """A large chunk is about to be sent: whether it goes over all connections."""
@@ -70,7 +82,8 @@ class Spreading:
         if self._seconds >= WINDOW_SECONDS:
             after = self._look()
             if self._before is not None and after is not None:
-                self._on = network_limits(self._before, after, self._seconds)
+                self._rates.append(after.rate)
+                self._on = network_limits(self._before, after, self._seconds) and max(self._rates) < FAST
             self._before, self._seconds = after, 0.0
         return self._on
 
