@@ -20,6 +20,7 @@ if [ "$1" = -f ]; then
   echo $$ > "$CUDA_MPS_LOG_DIRECTORY/../pid"
   mkfifo "$CUDA_MPS_PIPE_DIRECTORY/control"
   read word < "$CUDA_MPS_PIPE_DIRECTORY/control"
+  {after}
   echo "$word" > "$CUDA_MPS_LOG_DIRECTORY/../last_word"
 else
   read word
@@ -37,9 +38,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def install(place: Path, before: str = "") -> None:
+def install(place: Path, before: str = "", after: str = "") -> None:
     program = place / CONTROL
-    program.write_text(DAEMON.replace("{before}", before))
+    program.write_text(DAEMON.replace("{before}", before).replace("{after}", after))
     program.chmod(0o755)
 
 
@@ -51,7 +52,7 @@ def is_alive(pid: int) -> bool:
 
 
 def test_the_daemon_is_there_for_as_long_as_the_cluster_and_leaves_nothing(place: Path) -> None:
-    install(place)
+    install(place, after="sleep 0.3")  # slower than who asks it to end, whose word is taken at once
     said: list[str] = []
     environment = dict(os.environ)
     with shared_gpu(environment, said.append):

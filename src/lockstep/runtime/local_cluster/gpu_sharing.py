@@ -82,8 +82,10 @@ def _daemon(environment: Mapping[str, str], folder: Path) -> Iterator[str]:
     for descriptor in (commands, telling, report, unread):
         os.close(descriptor)
     try:
-        yield _when_up(reaper, folder)
-        _ask_to_end(environment)
+        problem = _when_up(reaper, folder)
+        yield problem
+        if not problem:
+            _end(reaper, environment)
     finally:
         os.close(ending)  # the reaper kills what is left
         os.close(status)
@@ -106,8 +108,10 @@ def _when_up(reaper: subprocess.Popen[bytes], folder: Path) -> str:
     return ""
 
 
-def _ask_to_end(environment: Mapping[str, str]) -> None:
+def _end(reaper: subprocess.Popen[bytes], environment: Mapping[str, str]) -> None:
+    """Asks the daemon to end, and lets it: whoever asks is answered before the daemon has tidied up."""
     with contextlib.suppress(subprocess.TimeoutExpired, OSError):
         subprocess.run(
             [CONTROL], input=b"quit\n", env=dict(environment), capture_output=True, timeout=END_SECONDS, check=False
         )
+        reaper.wait(END_SECONDS)
