@@ -235,6 +235,10 @@ def copies_of_what_was_loaded_are_refused(self: SecondShard, home: TaskId, part:
     return effects
 
 
+def the_end_of_a_former_incarnation_counts(self: RunningJob, worker: TaskId) -> None:
+    """Its next one is told of the end before it has the last version."""
+
+
 MUTANTS = (
     HomedMutant(HomedServerMachine, "_waits_for_second", does_not_wait_for_the_second_home),
     HomedMutant(DeputyMachine, "handle", deputy_takes_over_when_a_link_is_lost, Part.CUT),
@@ -248,6 +252,7 @@ MUTANTS = (
     HomedMutant(HomedServerMachine, "_save_anew", shards_are_not_saved_anew, Part.SAVE),
     HomedMutant(Saving, "change_savers", checkpoint_waits_for_who_is_lost, Part.SAVE),
     HomedMutant(HomedServerMachine, "_say_saved", what_was_saved_in_a_former_view_counts, Part.SAVE),
+    HomedMutant(RunningJob, "_await_again", the_end_of_a_former_incarnation_counts, Part.LATE),
     HomedMutant(Places, "take", old_views_count),
     HomedMutant(MemberMachine, "follow", nobody_follows_the_deputy),
     HomedMutant(TaskMachine, "_tell_strangers", strangers_are_not_told, Part.TWO),

@@ -101,6 +101,19 @@ def one_kill(calm: Calm, kind: type[HarmedWorld], first: int, stride: int) -> It
             yield world
 
 
+def late_kills(calm: Calm) -> Iterator[HarmedWorld]:
+    """A worker that has finished, or nearly so, while the last checkpoint is written by servers that take their time;
+    it comes back."""
+    for one in (worker(0), worker(1)):
+        for moment in [moment for moment in calm.moments if moment[0] == one][-12:]:
+            for variant in range(4):
+                world = SavingWorld()
+                world.kills[moment] = bool(variant & 1)
+                world.keeps_last_words = bool(variant & 2)
+                world.restarts, world.lazy = True, LATER
+                yield world
+
+
 def two_kills(
     calm: Calm, dice: random.Random, runs: int, kind: type[HarmedWorld] = HarmedWorld
 ) -> Iterator[HarmedWorld]:
@@ -149,6 +162,7 @@ class Part(StrEnum):
 
     KILL = "one kill"
     SAVE = "one kill, with checkpoints"
+    LATE = "a worker is killed while the last checkpoint is written"
     CUT = "a cut"
     TWO = "two kills"
     AGAIN = "kills, each after all were whole again"
@@ -160,8 +174,11 @@ class Part(StrEnum):
 def search(part: Part, stride: int = 9) -> Iterator[tuple[HarmedWorld, Calm, bool]]:
     """Runs to be judged; the last field: whether the job may end."""
     of_library = part in (Part.LIBRARY, Part.LIBRARY_TWO, Part.LIBRARY_AGAIN)
-    kind = LibraryWorld if of_library else SavingWorld if part is Part.SAVE else HarmedWorld
+    kind = LibraryWorld if of_library else SavingWorld if part in (Part.SAVE, Part.LATE) else HarmedWorld
     calm = calm_run(kind)
+    if part is Part.LATE:
+        yield from ((world, calm, False) for world in late_kills(calm))
+        return
     if part in (Part.AGAIN, Part.LIBRARY_AGAIN):
         again = LibraryAgainWorld if of_library else AgainWorld
         yield from ((world, known, False) for world, known in again_and_again(range(40), kind=again))

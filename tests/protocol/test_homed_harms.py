@@ -27,6 +27,7 @@ from .homed_search import (
     calm_run,
     cut_servers,
     judged,
+    late_kills,
     one_kill,
     search,
     two_kills,
@@ -37,6 +38,13 @@ from .homed_search import (
 def test_any_task_is_killed_at_any_event(kind: type[HarmedWorld], stride: int) -> None:
     calm = calm_run(kind)
     for world in one_kill(calm, kind, 3, stride):
+        assert judged(world, calm)
+
+
+def test_a_worker_that_comes_back_during_the_last_checkpoint_gets_the_last_version() -> None:
+    """Its former incarnation had finished. The end waits until this one has."""
+    calm = calm_run(SavingWorld)
+    for world in late_kills(calm):
         assert judged(world, calm)
 
 

@@ -466,6 +466,18 @@ def test_the_last_version_is_saved_before_the_end() -> None:
     assert messages_to(rig.tell(CheckpointWritten(1)), W0, End) == [End(True, "", 1, NO_REASON)]
 
 
+def test_the_end_waits_for_a_worker_that_comes_back_after_it_had_finished() -> None:
+    rig = running(replace(SAVING, on_worker_loss=LossPolicy.WAIT, rejoin_seconds=50.0))
+    for step in (INITIAL_STEP, 0):
+        make_step(rig, step)
+    rig.hear(W0, Done(1))
+    rig.hear(W1, Done(1))
+    rig.hear(W1, join_of(W1, incarnation=AGAIN), AGAIN)
+    rig.hear(PS, Saved(1, "shard", 1, "digest"))
+    assert messages_to(rig.tell(CheckpointWritten(1)), W0, End) == []
+    assert messages_to(rig.hear(W1, Done(1), AGAIN), W0, End) == [End(True, "", 1, NO_REASON)]
+
+
 def test_a_server_saves_before_it_applies_anything_to_that_version() -> None:
     rig = ServerRig()
     rig.initialise()

@@ -387,7 +387,14 @@ class RunningJob:
         self._journal.record(now, Happening.JOINED, peer=peer)
         if not self.losses.come_back(peer, former):
             return []
+        self._await_again(peer)
         return [*self._new_view(now), *self._tell_of_losses(now)]
+
+    def _await_again(self, worker: TaskId) -> None:
+        """It may have finished in its former incarnation; this one lacks the last version until it has it, and says
+        so then."""
+        if self._done.pop(worker, None) is not None:
+            self._ending = None
 
     def _take_back_the_waiting(self, now: float) -> list[Effect]:
         """Between two steps: workers that came back take part in the next one."""
