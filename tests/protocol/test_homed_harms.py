@@ -40,6 +40,12 @@ def test_any_task_is_killed_at_any_event(kind: type[HarmedWorld], stride: int) -
         assert judged(world, calm)
 
 
+def test_the_decision_of_every_step_may_overtake_what_was_said_before() -> None:
+    world = HarmedWorld(steps=6)
+    world.run()
+    assert world.overtook >= 6
+
+
 def test_a_commit_that_only_a_view_tells_of_frees_what_waited_for_it() -> None:
     """Its home had all gradients of a bucket, and waited for a commit that was lost with the coordinator."""
     calm = calm_run()

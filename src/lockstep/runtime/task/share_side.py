@@ -255,10 +255,10 @@ class ShareSide(Side):
         connection = self._node.peers[effect.peer].connection
         if connection is None:
             return
-        bucket, update = self._plan.buckets[effect.bucket], effect.update
-        if not fits_in_note(update):
+        bucket, update, fits = self._plan.buckets[effect.bucket], effect.update, fits_in_note(effect.update)
+        if not fits:
             connection.send(update)
-        note = MeanNote(effect.step, effect.bucket, update if fits_in_note(update) else None)
+        note = MeanNote(effect.step, effect.bucket, update if fits else None)
         at = bucket.arena_offset
         connection.lend_mean(note, self._means, at, bucket.nbytes, effect.ticket, at)
 
