@@ -11,7 +11,7 @@ from lockstep.protocol.core.causes import Cause, Reason
 from lockstep.protocol.core.effects import Effect, SaveShard, Send, SendVersion, WriteCheckpoint
 from lockstep.protocol.core.events import CheckpointWritten, Event, LinkLost, PeerGone, ShardSaved
 from lockstep.protocol.core.ids import NOTHING_TO_APPLY, BucketId, Role, TaskId
-from lockstep.protocol.core.messages import Commit, Saved, View
+from lockstep.protocol.core.messages import Commit, Resolution, Saved, View
 from lockstep.protocol.server.homed_machine import HomedServerMachine
 
 from .homed_world import HomedTask, HomedWorld
@@ -48,6 +48,8 @@ class HarmedWorld(HomedWorld):
         self._at_cut: tuple[int, int] = (0, -9)
         self._shards: dict[tuple[int, str], dict[BucketId, int]] = {}
         self.checkpoints: dict[int, dict[BucketId, int]] = {}
+        self.overtook = 0
+        """How many resolutions were allowed to overtake other messages."""
         self.heard: dict[object, object] = {}
         """What workers were told outside of the steps (``homed_library.py``)."""
         super().__init__(seed, servers, workers, steps, buckets)
@@ -61,6 +63,8 @@ class HarmedWorld(HomedWorld):
                     self._judge_view(view)
                 case Send(message=Commit() as commit):
                     self._judge_commit(name, commit)
+                case Send(message=Resolution() as told, overtakes=True):
+                    self._judge_overtaking(effect.peer, told)
                 case SendVersion():
                     self._judge_version(name, effect)
         role = self.tasks[name].machine.role
@@ -74,6 +78,16 @@ class HarmedWorld(HomedWorld):
             raise BrokenRuleError(f"two views have the number {view.number}\n{self.story()}")
         if view.start <= self._committed != NOTHING_TO_APPLY:
             raise BrokenRuleError(f"view {view.number} takes back the commit of step {self._committed}\n{self.story()}")
+
+    def _judge_overtaking(self, peer: TaskId, told: Resolution) -> None:
+        """A resolution overtakes nothing that it belongs to: the deputy has the one before, and its calls. A deputy
+        that is lost, or new, does not get it."""
+        self.overtook += 1
+        deputy = self.tasks[peer].machine.deputy
+        if not self.tasks[peer].alive or deputy is None or deputy.held is None:
+            return
+        if told.joins or deputy.held.number < told.number - 1 or deputy._calls.complete < told.calls:
+            raise BrokenRuleError(f"resolution {told.number} overtakes what it belongs to\n{self.story()}")
 
     def _judge_commit(self, name: TaskId, commit: Commit) -> None:
         """A step is committed when every bucket's next version is held, by both homes while there are two. Who has

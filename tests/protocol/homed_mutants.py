@@ -56,6 +56,7 @@ class HomedMutant(NamedTuple):
 
 
 _RIGHT: dict[str, Callable[..., Any]] = {
+    "say_resolution": HomedCoordinator._say_resolution,
     "deputy": DeputyMachine.handle,
     "resolution": HomedCoordinator._resolution,
     "made": SecondShard._make_next,
@@ -90,6 +91,11 @@ def decisions_do_not_wait_for_the_deputy(self: HomedCoordinator, effects: list[E
 def decisions_leave_out_states(self: HomedCoordinator) -> Resolution | None:
     made: Resolution | None = _RIGHT["resolution"](self)
     return None if made is None else replace(made, states=())
+
+
+def decisions_overtake_what_they_belong_to(self: HomedCoordinator, now: float) -> list[Effect]:
+    said: list[Send] = _RIGHT["say_resolution"](self, now)
+    return [replace(one, overtakes=isinstance(one.message, Resolution) and not one.message.joins) for one in said]
 
 
 def deputy_keeps_only_the_first_decision(
@@ -244,6 +250,7 @@ MUTANTS = (
     HomedMutant(DeputyMachine, "handle", deputy_takes_over_when_a_link_is_lost, Part.CUT),
     HomedMutant(HomedCoordinator, "_held", decisions_do_not_wait_for_the_deputy),
     HomedMutant(HomedCoordinator, "_resolution", decisions_leave_out_states, Part.TWO),
+    HomedMutant(HomedCoordinator, "_say_resolution", decisions_overtake_what_they_belong_to, Part.LIBRARY),
     HomedMutant(DeputyMachine, "_on_resolution", deputy_keeps_only_the_first_decision),
     HomedMutant(SecondShard, "on_mean", second_home_confirms_what_it_has_not),
     HomedMutant(SecondShard, "_make_next", second_home_makes_it_with_other_rates),

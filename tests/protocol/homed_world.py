@@ -307,8 +307,8 @@ class HomedWorld:
         task = self.tasks[name]
         for effect in effects:
             match effect:
-                case Send(peer=peer, message=message):
-                    self._say(name, peer, message)
+                case Send(peer=peer, message=message, overtakes=overtakes):
+                    self._say(name, peer, message, "tensors" if overtakes else "from")
                 case BecameMember() if name.role is Role.WORKER:
                     self.put(("train", name), partial(self._prepare_worker, name, effect))
                 case Prepare():
@@ -344,11 +344,12 @@ class HomedWorld:
     def _reaches(self, name: TaskId, peer: TaskId) -> bool:
         return self.tasks[peer].alive
 
-    def _say(self, name: TaskId, peer: TaskId, message: object) -> None:
+    def _say(self, name: TaskId, peer: TaskId, message: object, way: str = "from") -> None:
+        """What may overtake others goes the way of the tensors."""
         if self._reaches(name, peer):
             life = self.tasks[name].machine.incarnation
             received = Received(name, life, message)  # type: ignore[arg-type]
-            self.put((peer, "from", name), partial(self.handle, peer, received))
+            self.put((peer, way, name), partial(self.handle, peer, received))
 
     def _tensor(self, name: TaskId, peer: TaskId, action: Callable[[], None]) -> None:
         if self._reaches(name, peer):

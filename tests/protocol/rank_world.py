@@ -271,11 +271,11 @@ class RankWorld:
         task = self.tasks[name]
         for effect in effects:
             match effect:
-                case Send(peer=peer, message=message):
+                case Send(peer=peer, message=message, overtakes=overtakes):
                     if isinstance(message, View):
                         said = (message.decisions, message.members, message.start)
                         assert self.views.setdefault(message.number, said) == said or self.may_end, "two views"
-                    self._say(name, peer, message)
+                    self._say(name, peer, message, "tensors" if overtakes else "from")
                 case BecameMember():
                     self.train(name, task, partial(self._enter, name, effect))
                 case Prepare():
@@ -310,10 +310,11 @@ class RankWorld:
                 lacking = [b.id for b in self.plan.buckets if task.versions.get(b.id, -9) <= step]
                 assert not lacking, f"the word of step {step} is given too early\n{self.story()}"
 
-    def _say(self, name: TaskId, peer: TaskId, message: object) -> None:
+    def _say(self, name: TaskId, peer: TaskId, message: object, way: str = "from") -> None:
+        """What may overtake others goes the way of the tensors."""
         if self.tasks[peer].alive:
             received = Received(name, self.tasks[name].machine.incarnation, message)  # type: ignore[arg-type]
-            self.put((peer, "from", name), partial(self.handle, peer, received))
+            self.put((peer, way, name), partial(self.handle, peer, received))
 
     def _tensor(self, name: TaskId, peer: TaskId, action: Callable[[], None]) -> None:
         if self.tasks[peer].alive:

@@ -39,6 +39,18 @@ def test_a_run_that_nobody_disturbs_makes_every_step_once() -> None:
     assert all(len(by) == 1 for by in world.made.values())
 
 
+def test_a_deputy_holds_no_decision_of_a_later_view_without_its_members() -> None:
+    deputy = _undisturbed().tasks[server(1)].machine.deputy
+    assert deputy is not None
+    held = deputy.held
+    assert held is not None
+    assert held.joins
+    for view, answers in ((held.view + 1, 0), (held.view, 1)):
+        told = replace(held, number=held.number + 1, view=view, joins=())
+        assert len(deputy.handle(Received(server(0), 1, told), 0.0)) == answers
+    assert deputy.held == replace(held, number=held.number + 1)
+
+
 @pytest.mark.parametrize(("lost", "leaves"), [(1, False), (0, False), (0, True)], ids=["server", "coordinator", "said"])
 def test_a_server_is_killed(lost: int, leaves: bool) -> None:
     """At every sixth event; ``leaves``: what follows from the event is still said."""

@@ -48,6 +48,12 @@ def test_a_worker_that_comes_back_during_the_last_checkpoint_gets_the_last_versi
         assert judged(world, calm)
 
 
+def test_the_decision_of_every_step_may_overtake_what_was_said_before() -> None:
+    world = HarmedWorld(steps=6)
+    world.run()
+    assert world.overtook >= 6
+
+
 def test_a_commit_that_only_a_view_tells_of_frees_what_waited_for_it() -> None:
     """Its home had all gradients of a bucket, and waited for a commit that was lost with the coordinator."""
     calm = calm_run()

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from lockstep.protocol.core.causes import Reason
 from lockstep.protocol.core.events import Event, Received, TensorKind, TransferEnded
 from lockstep.protocol.core.ids import server, worker
-from lockstep.protocol.core.messages import Envelope, GradientNote, Holding, Message, Rates, Ticket
+from lockstep.protocol.core.messages import (
+    Envelope,
+    GradientNote,
+    Holding,
+    Message,
+    Rates,
+    Resolution,
+    StateBefore,
+    Ticket,
+)
 from lockstep.runtime.task.connection import Connection
 from lockstep.transports.base import LinkDownError, Move
 from lockstep.transports.control.codec import encode
@@ -128,6 +139,22 @@ def test_what_is_confirmed_in_every_step_goes_beside_the_tensors_where_the_endpo
     link.down = True
     connection.send(Holding(0, 5))
     assert [one.message for one in stream.sent] == [Rates(3, ()), Holding(0, 5)]
+
+
+def test_a_short_resolution_goes_beside_the_tensors_where_it_may_overtake_what_was_said_before() -> None:
+    connection, task, link = connected()
+    connection.link = stream = Stream()  # type: ignore[assignment]
+    short = Resolution(1, 7, 2, (), (), (), 3, (StateBefore("/job:worker/replica:0/task:0", b"few"),), "", ())
+    long = replace(short, states=(StateBefore("/job:worker/replica:0/task:0", bytes(1 << 20)),))
+    connection.send(short)
+    connection.send(long, overtakes=True)
+    connection.send(Rates(3, ()), overtakes=True)
+    assert (link.said, [one.message for one in stream.sent]) == ([], [short, long, Rates(3, ())])
+    connection.send(short, overtakes=True)
+    assert (len(link.said), len(stream.sent)) == (1, 3)
+    connection.incarnation = 5
+    connection.on_word(link.said[0])
+    assert task.done == [Received(server(1), 5, short)]
 
 
 def test_a_word_is_carried_out_by_the_thread_that_brings_it_if_it_is_from_the_right_life() -> None:

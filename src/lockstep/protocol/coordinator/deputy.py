@@ -54,7 +54,8 @@ class DeputyMachine:
     def _on_resolution(self, coordinator: TaskId, told: Resolution, now: float) -> list[Effect]:
         """Hold it. One without joins follows another; the first that this server gets has them."""
         known = self.held
-        if (not told.joins and known is None) or told.calls > self._calls.complete:
+        lacks_joins = not told.joins and (known is None or known.view < told.view)
+        if lacks_joins or told.calls > self._calls.complete:
             return []  # what it belongs to was lost with a link: all is said again
         if known is None or told.number >= known.number:
             joins = told.joins or (() if known is None else known.joins)

@@ -29,8 +29,12 @@ from lockstep.protocol.core.journal import Happening, Journal
 from lockstep.protocol.core.machine import advance
 from lockstep.protocol.core.messages import (
     Coordinates,
+    HandOn,
+    Holding,
     Join,
     LocalState,
+    Pull,
+    Rates,
     Refused,
     Resolution,
     ResolutionHeld,
@@ -68,6 +72,8 @@ class HomedCoordinator(CoordinatorMachine):
         """The view whose joins the deputy holds, or was sent."""
         self._told_calls = 0
         """How many calls it was told of."""
+        self._confirmed = 0
+        """The newest resolution that it has said it holds, over the link that there is."""
         self._waiting: deque[tuple[int, list[Effect]]] = deque()
         self._ask_again_at: float | None = None
 
@@ -132,10 +138,13 @@ class HomedCoordinator(CoordinatorMachine):
             case LinkUp(peer=peer) if self._is_stranger(event):
                 return [Send(peer, self.is_here())]
             case LinkUp(peer=peer) if self._deputy is not None and peer == self._deputy[0]:
-                self._told_joins = self._told_calls = 0
+                self._told_joins = self._told_calls = self._confirmed = 0
                 return self._say_resolution(now) + self._held(super().handle(event, now), now)
             case Tick() if self._ask_again_at is not None and now >= self._ask_again_at:
+                self._confirmed = 0
                 return self._say_resolution(now) + self._held(super().handle(event, now), now)
+            case Received(message=Pull() | Rates() | HandOn() | Holding()):
+                return []  # nothing is decided by them, and each step has several
             case _:
                 return self._held(super().handle(event, now), now)
 
@@ -195,7 +204,7 @@ class HomedCoordinator(CoordinatorMachine):
         deputy = None if second is None or join is None else (second, join.incarnation)
         if deputy == self._deputy:
             return []
-        self._deputy, self._told_joins, self._told_calls = deputy, 0, 0
+        self._deputy, self._told_joins, self._told_calls, self._confirmed = deputy, 0, 0, 0
         self._awaits_deputy = deputy is not None and self.servers.placement.coordination.whole
         return [] if self._awaits_deputy else self._release(self._resolved)
 
@@ -232,7 +241,10 @@ class HomedCoordinator(CoordinatorMachine):
         joins = () if self._told_joins == self._number else tuple(self._joined.values())
         self._told_joins = self._number
         told = replace(self._decided, number=self._resolved, joins=joins)
-        return [*self._say_calls(self._deputy[0]), Send(self._deputy[0], told)]
+        calls = self._say_calls(self._deputy[0])
+        # The deputy has all that was told with the resolution before, and nothing is told with this one.
+        follows = self._confirmed == self._resolved - 1 and not joins and not calls
+        return [*calls, Send(self._deputy[0], told, overtakes=follows)]
 
     def _say_calls(self, deputy: TaskId) -> list[Effect]:
         """Each once, before the resolution that counts it: together they may be larger than a message."""
@@ -245,6 +257,7 @@ class HomedCoordinator(CoordinatorMachine):
     def _on_held(self, event: Received, number: int, now: float) -> list[Effect]:
         if self._deputy != (event.peer, event.incarnation):
             return []
+        self._confirmed = max(self._confirmed, number)
         if number == self._resolved:
             self._ask_again_at = None
         if self._awaits_deputy:

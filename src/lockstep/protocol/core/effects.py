@@ -26,10 +26,13 @@ from lockstep.protocol.core.messages import (
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send a control message; a message to this task itself is handed back as an event."""
+    """Send a control message; a message to this task itself is handed back as an event.
+
+    ``overtakes``: it depends on nothing that was sent before and may still be on its way, and may arrive before it."""
 
     peer: TaskId
     message: Message
+    overtakes: bool = False
 
 
 @dataclass(frozen=True, slots=True)

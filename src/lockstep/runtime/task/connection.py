@@ -29,6 +29,7 @@ from lockstep.protocol.core.messages import (
     Note,
     Printed,
     Report,
+    Resolution,
     ResolutionHeld,
     Ticket,
     VersionNote,
@@ -130,9 +131,13 @@ class _Transfer:
 
 
 UP: Final = "up"
-_SPOKEN = (Holding, ResolutionHeld)
+_CONFIRMING = (Holding, ResolutionHeld)
 """What is said in every step, and what others wait for: it goes beside the tensors where that takes less. Each confirms
 something, and none depends on what else is said on the control stream."""
+_SPOKEN = (*_CONFIRMING, Resolution)
+"""All that may come that way: also what its sender lets overtake others."""
+_LONGEST_STATES = 4 << 10
+"""Bytes of workers' states in a resolution that may be a word; what is longer would be encoded in vain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +151,10 @@ class LinkUse:
 
 _Running = tuple[str, float, int]
 """A callback that is running: its name, its start, its thread."""
+
+
+def _is_short(message: Message) -> bool:
+    return isinstance(message, Resolution) and sum(len(one.data) for one in message.states) <= _LONGEST_STATES
 
 
 class Connection:
@@ -164,7 +173,9 @@ class Connection:
         self.address: PeerAddress | None = None
         self.heard_at = time.monotonic()
         self.link: ControlLink | None = None
-        self.endpoint: Endpoint | None = None
+        self._endpoint: Endpoint | None = None
+        self._speaker: Speaks | None = None
+        """The same, if it can speak: to ask whether it can takes longer than to do it."""
         self._node = node
         self._on_end = on_end
         self._on_open = on_open
@@ -179,6 +190,14 @@ class Connection:
         self._tensors = 0
         self._counted = False
         self._callbacks: list[_Running | None] = [None, None]  # of the control stream, of the data endpoint
+
+    @property
+    def endpoint(self) -> Endpoint | None:
+        return self._endpoint
+
+    @endpoint.setter
+    def endpoint(self, endpoint: Endpoint) -> None:
+        self._endpoint, self._speaker = endpoint, endpoint if isinstance(endpoint, Speaks) else None
 
     @property
     def was_up(self) -> bool:
@@ -256,18 +275,19 @@ class Connection:
         if self._node.faults is not None:
             self._node.faults.in_callback(self.peer, callback)
 
-    def send(self, message: Message) -> None:
+    def send(self, message: Message, *, overtakes: bool = False) -> None:
+        """``overtakes``: it may arrive before what was sent earlier."""
         if self._node.faults is not None and self._node.faults.drops_message(self.peer, message):
             return
-        if isinstance(message, _SPOKEN) and self._spoken(message):
+        if (isinstance(message, _CONFIRMING) or (overtakes and _is_short(message))) and self._spoken(message):
             return
         if self.link is not None and self._alive:
             self.link.send(self._node.envelope(message))
 
     def _spoken(self, message: Message) -> bool:
         """Whether the data endpoint has taken it."""
-        endpoint: object = self.endpoint
-        return endpoint.say(encode(self._node.envelope(message))) if self.up and isinstance(endpoint, Speaks) else False
+        speaker = self._speaker
+        return speaker is not None and self.up and speaker.say(encode(self._node.envelope(message)))
 
     # -- data endpoint --
 

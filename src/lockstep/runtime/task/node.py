@@ -606,7 +606,7 @@ class Node(Observed):
 
     def _send(self, effect: Send) -> None:
         if (keeper := self.peers.get(effect.peer)) is not None:
-            keeper.send(effect.message)
+            keeper.send(effect.message, overtakes=effect.overtakes)
 
     def _on_member(self, effect: BecameMember) -> None:
         self.job = effect.job

@@ -161,10 +161,11 @@ class PeerKeeper:
         connection = self._connection
         return now - (self.since if connection is None else connection.heard_at)
 
-    def send(self, message: Message) -> None:
-        """Queue a message; without a link it is dropped, since every request is repeated until it is satisfied."""
+    def send(self, message: Message, *, overtakes: bool = False) -> None:
+        """Queue a message; without a link it is dropped, since every request is repeated until it is satisfied.
+        ``overtakes``: it may arrive before others that were sent earlier."""
         if (connection := self._connection) is not None:
-            connection.send(message)
+            connection.send(message, overtakes=overtakes)
 
     def give_up_silent(self, reason: Reason) -> None:
         """That incarnation is over for everybody. Where its host vanished with it, nothing else breaks the link."""

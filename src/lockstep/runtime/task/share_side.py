@@ -7,7 +7,6 @@ starts it and is notified when it is done.
 from __future__ import annotations
 
 import dataclasses
-import math
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -40,7 +39,7 @@ from lockstep.protocol.core.events import (
     Served,
     TensorKind,
 )
-from lockstep.protocol.core.ids import INITIAL_STEP, Incarnation, TaskId
+from lockstep.protocol.core.ids import INITIAL_STEP, BucketId, Incarnation, TaskId
 from lockstep.protocol.core.journal import Journal
 from lockstep.protocol.core.messages import (
     Answer,
@@ -256,10 +255,10 @@ class ShareSide(Side):
         connection = self._node.peers[effect.peer].connection
         if connection is None:
             return
-        bucket, update = self._plan.buckets[effect.bucket], effect.update
-        if not fits_in_note(update):
+        bucket, update, fits = self._plan.buckets[effect.bucket], effect.update, fits_in_note(effect.update)
+        if not fits:
             connection.send(update)
-        note = MeanNote(effect.step, effect.bucket, update if fits_in_note(update) else None)
+        note = MeanNote(effect.step, effect.bucket, update if fits else None)
         at = bucket.arena_offset
         connection.lend_mean(note, self._means, at, bucket.nbytes, effect.ticket, at)
 
@@ -394,9 +393,16 @@ class ShareSide(Side):
         if self._node.faults is not None:
             self._node.faults.in_store(effect.step)
         gradients = [loan.buffer for loan in loans]
+
+        def done(error: Exception | None) -> None:
+            self._applied(effect, loans, error)
+
         if effect.hands_on:
-            gradients, effect = self._keep_mean(effect, gradients)
-        self._store.begin(effect, gradients, lambda error: self._applied(effect, loans, error))
+            made = MeanMade(effect.bucket, effect.step)
+            mean = self._place_of_mean(effect.bucket)
+            self._handing_store.begin_and_keep(effect, gradients, mean, lambda: self._node.loop.do(made), done)
+        else:
+            self._store.begin(effect, gradients, done)
 
     @property
     def _handing_store(self) -> HandsOnMeans:
@@ -409,15 +415,12 @@ class ShareSide(Side):
             return ""
         return self._handing_store.digest(effect.bucket, effect.step + 1)
 
-    def _keep_mean(self, effect: Apply, gradients: list[memoryview]) -> tuple[list[memoryview], Apply]:
+    def _place_of_mean(self, bucket: BucketId) -> memoryview:
         """Both homes make the next version of the same bytes: those of the mean, clipped."""
         assert self._plan is not None
         assert self._means is not None
-        bucket = self._plan.buckets[effect.bucket]
-        mean = self._means.buffer[bucket.arena_offset : bucket.arena_offset + bucket.nbytes]
-        self._handing_store.reduce(effect, gradients, mean)
-        self._node.loop.do(MeanMade(effect.bucket, effect.step))
-        return [mean], dataclasses.replace(effect, replicas=1, scale=1.0, limit=math.inf)
+        known = self._plan.buckets[bucket]
+        return self._means.buffer[known.arena_offset : known.arena_offset + known.nbytes]
 
     def _applied(self, effect: Apply, loans: list[Loan], error: Exception | None) -> None:
         """Called on the store's thread, or on one that the store started."""

@@ -78,8 +78,12 @@ class ShardStore(Protocol):
 class HandsOnMeans(ShardStore, Protocol):
     """A store whose buckets can have second homes."""
 
-    def reduce(self, effect: Apply, gradients: Sequence[memoryview], mean: memoryview) -> None:
-        """Write to ``mean`` what ``begin`` would apply: the mean of ``gradients``, clipped, as wide as the bucket."""
+    def begin_and_keep(
+        self, effect: Apply, gradients: Sequence[memoryview], mean: memoryview, whole: Callable[[], None], done: Done
+    ) -> None:
+        """As ``begin``. What is applied, the mean of ``gradients``, clipped, as wide as the bucket, is written to
+        ``mean``, and the version is made of these bytes. ``whole`` is called once, on any thread, when all of them are
+        there: before ``done``, and perhaps long before it. Parameters without a gradient have no bytes there."""
 
     def copy_out(self, bucket: BucketId, version: int) -> bytes:
         """This version of a bucket, with its optimizer's state."""

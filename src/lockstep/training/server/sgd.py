@@ -16,6 +16,7 @@ from torch import Tensor
 
 from lockstep.runtime.task.store import StoreTimes
 from lockstep.training.server.clipping import NOT_CLIPPED, Clipping
+from lockstep.training.server.mean_room import MeanRoom
 from lockstep.training.server.piece_pool import Finished, PiecePool
 
 PIECE_BYTES = 1 << 20
@@ -79,9 +80,10 @@ def next_version(
     times: StoreTimes,
     finished: Finished,
     clipping: Clipping = NOT_CLIPPED,
+    kept: MeanRoom | None = None,
 ) -> None:
     """Write to ``new`` what a step from ``old`` gives, with the mean ``((g0 + g1) + g2) / count``, clipped; tell when
-    that is done. Momentum is kept where torch keeps it.
+    that is done. Momentum is kept where torch keeps it. ``kept``: where the mean itself stays.
     """
     group = optimizer.param_groups[0]
     numbers = SgdNumbers(group)
@@ -90,12 +92,16 @@ def next_version(
     before, after = _split(old, elements), _split(new, elements)
     given = [_split(gradient, elements) for gradient in gradients]
     moved = [None] * len(before) if momentum is None else _split(momentum, elements)
+    means = None if kept is None else kept.in_pieces(_split(kept.whole, elements))
 
     def update(piece: int, thread: int) -> None:
         began = time.perf_counter()
         values, moving = before[piece], moved[piece]
         room = crew.room(thread, values.numel(), old.dtype)
-        mean = mean_of([parts[piece] for parts in given], count, room, clipping=clipping)
+        parts, place = [whole[piece] for whole in given], room if means is None else means[piece]
+        mean = mean_of(parts, count, place, may_be_loan=kept is None, clipping=clipping)
+        if kept is not None:
+            kept.piece_is_written()
         reduced = time.perf_counter()
         direction = _direction(mean, values, moving, room, numbers, first=first)
         torch.add(values, direction, alpha=-numbers.rate, out=after[piece])

@@ -9,10 +9,11 @@ works there (plain SGD on a CPU needs no copy: ``sgd.py``). With one slot it is 
 from __future__ import annotations
 
 import contextlib
+import math
 import struct
 import time
 from collections.abc import Iterator, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -31,9 +32,10 @@ from lockstep.training.server.bucket_digest import digest_of
 from lockstep.training.server.bucket_norm import BucketSpan, begin_norm, norms_of, spans_of
 from lockstep.training.server.bucket_optimizer import BucketOptimizer
 from lockstep.training.server.clipping import Clipping
+from lockstep.training.server.mean_room import MeanRoom, Whole
 from lockstep.training.server.optimizer_state import pack, unpack
 from lockstep.training.server.piece_pool import PiecePool
-from lockstep.training.server.sgd import PIECE_BYTES, mean_of, next_version
+from lockstep.training.server.sgd import mean_of, next_version
 from lockstep.training.server.shard_file import STATE, VALUE, PieceName, ShardFiles, named
 from lockstep.training.tensors import as_tensor, torch_dtype
 from lockstep.training.wire_format import WireFormat
@@ -142,32 +144,34 @@ class TorchShardStore:
             self._apply_on_gpu(lane, held, effect, _nearest(given, taken, effect.step))
             lane.hand_on(effect.bucket, done, at_once=taken.readers_wait)
 
-    def reduce(self, effect: Apply, gradients: Sequence[memoryview], mean: memoryview) -> None:
-        """Into host memory. Element by element this is what ``begin`` does with several gradients, so the bits are the
-        same."""
-        held, lane = self._held[effect.bucket], self._lane
-        given = [as_tensor(one, self._wire.dtype_of(held.bucket, one.nbytes)) for one in gradients]
+    def begin_and_keep(
+        self, effect: Apply, gradients: Sequence[memoryview], mean: memoryview, whole: Whole, done: Done
+    ) -> None:
+        held = self._held[effect.bucket]
         room = as_tensor(mean, torch_dtype(held.bucket.dtype))
-        if effect.step == INITIAL_STEP or effect.values:
+        given = [as_tensor(one, self._wire.dtype_of(held.bucket, one.nbytes)) for one in gradients]
+        if self._lane is None and effect.step > INITIAL_STEP and not effect.values:
+            self._make_ready(held, effect)
+            old, new = held.slots[effect.from_slot], held.slots[effect.to_slot]
+            self._update(held, old, new, given, effect, done, MeanRoom(room, whole))
+            return
+        if self._lane is None or effect.step == INITIAL_STEP or effect.values:
             room.copy_(given[0])
-            return
-        clipping = Clipping.of(effect)
-        if lane is not None:
-            lane.pinned.pin(mean)
-            lane.take(effect.bucket, gradients)
-            with self._on_device():
-                found = self._mean_on_gpu(held, held.on_gpu[0], given, effect.replicas, lent=False)
-                clipping.clip(found)
-                room.copy_(found, non_blocking=True)
-            return
-        elements = PIECE_BYTES // room.element_size()
+        else:
+            self._reduce_on_gpu(self._lane, effect, gradients, mean)
+        whole()
+        self.begin(replace(effect, replicas=1, scale=1.0, limit=math.inf), [mean], done)
 
-        def part(number: int, thread: int) -> None:  # noqa: ARG001 - as the crew calls it
-            where = slice(number * elements, (number + 1) * elements)
-            parts = [one[where] for one in given]
-            mean_of(parts, effect.replicas, room[where], may_be_loan=False, clipping=clipping)
-
-        self._crew.work_off(-(-room.numel() // elements), part)
+    def _reduce_on_gpu(self, lane: GpuStream, effect: Apply, gradients: Sequence[memoryview], mean: memoryview) -> None:
+        """Into host memory, from which both homes take it."""
+        held = self._held[effect.bucket]
+        given = [as_tensor(one, self._wire.dtype_of(held.bucket, one.nbytes)) for one in gradients]
+        lane.pinned.pin(mean)
+        lane.take(effect.bucket, gradients)
+        with self._on_device():
+            found = self._mean_on_gpu(held, held.on_gpu[0], given, effect.replicas, lent=False)
+            Clipping.of(effect).clip(found)
+            as_tensor(mean, torch_dtype(held.bucket.dtype)).copy_(found, non_blocking=True)
 
     def copy_out(self, bucket: BucketId, version: int) -> bytes:
         held = self._held[bucket]
@@ -233,15 +237,31 @@ class TorchShardStore:
             held.optimizer.set_rates(effect.rates[held.group])
         self.times.buckets += 1
 
-    def _update(self, held: _Held, old: Tensor, new: Tensor, given: list[Tensor], effect: Apply, done: Done) -> None:
+    def _update(
+        self,
+        held: _Held,
+        old: Tensor,
+        new: Tensor,
+        given: list[Tensor],
+        effect: Apply,
+        done: Done,
+        kept: MeanRoom | None = None,
+    ) -> None:
         if (sgd := held.optimizer.one_pass_sgd) is not None:
             clipping = Clipping.of(effect)
-            next_version(sgd, old, new, given, effect.replicas, self._crew, self.times, done, clipping)
+            next_version(sgd, old, new, given, effect.replicas, self._crew, self.times, done, clipping, kept)
         else:
-            self._update_parts(held, old, new, given, effect, done)
+            self._update_parts(held, old, new, given, effect, done, kept)
 
     def _update_parts(
-        self, held: _Held, old: Tensor, new: Tensor, given: list[Tensor], effect: Apply, done: Done
+        self,
+        held: _Held,
+        old: Tensor,
+        new: Tensor,
+        given: list[Tensor],
+        effect: Apply,
+        done: Done,
+        kept: MeanRoom | None,
     ) -> None:
         """In host memory: each thread takes parts of the bucket, and does all that is to be done with them.
 
@@ -249,12 +269,14 @@ class TorchShardStore:
         optimizer, clipping, crew = held.optimizer, Clipping.of(effect), self._crew
         parts = optimizer.moving(effect.without)
         loans = optimizer.only_reads
-        is_mean = loans and len(given) == effect.replicas == 1 and given[0].dtype == old.dtype and not clipping.changes
+        single = len(given) == effect.replicas == 1 and given[0].dtype == old.dtype and not clipping.changes
+        is_mean = loans and single and kept is None
         moves = new is not old
         if moves and optimizer.is_apart:
             new.copy_(old)  # also what is between two pieces
         befores, afters = optimizer.cut(old, parts), optimizer.cut(new, parts)
         gradients = [optimizer.cut(one, parts) for one in given]
+        means = None if kept is None else kept.in_pieces(optimizer.cut(kept.whole, parts))
         step = optimizer.begin_step(parts)
         copies = moves and not optimizer.is_apart
 
@@ -263,8 +285,12 @@ class TorchShardStore:
             values, mean = afters[number], gradients[0][number]
             if not is_mean:
                 room = crew.room(thread, values.numel(), old.dtype)
+                place = room if means is None else means[number]
                 shares = [one[number] for one in gradients]
-                mean = mean_of(shares, effect.replicas, room, may_be_loan=loans, clipping=clipping)
+                mean = mean_of(shares, effect.replicas, place, may_be_loan=loans and kept is None, clipping=clipping)
+            if kept is not None:
+                kept.piece_is_written()
+                mean = mean if loans else room.copy_(mean)
             reduced = time.perf_counter()
             if copies:
                 values.copy_(befores[number])

@@ -83,6 +83,7 @@ class AutoEndpoint:
         self._attempts: list[_Attempt] = []
         self._chosen: Endpoint | None = None
         self._grantor: LandsOnce | None = None
+        self._speaker: Speaks | None = None
         self._name = ""
         self._over: LinkState | None = None
         self._reasons: dict[str, str] = {}
@@ -132,6 +133,7 @@ class AutoEndpoint:
                 return False
             self._chosen, self._name = endpoint, attempt.name
             self._grantor = endpoint if isinstance(endpoint, LandsOnce) else None
+            self._speaker = endpoint if isinstance(endpoint, Speaks) else None
             others = [one for one in self._attempts if one is not attempt]
             self._attempts = [attempt]
         for other in others:
@@ -217,8 +219,7 @@ class AutoEndpoint:
         return self._chosen.bytes_under_way() if isinstance(self._chosen, ShowsProgress) else 0
 
     def say(self, word: bytes) -> bool:
-        chosen: object = self._chosen
-        return chosen.say(word) if self._over is None and isinstance(chosen, Speaks) else False
+        return self._speaker is not None and self._over is None and self._speaker.say(word)
 
     def close(self) -> None:
         with self._lock:
