@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from enum import StrEnum
+from itertools import chain
 from typing import NamedTuple
 
 from lockstep.protocol.core.events import Event
@@ -101,17 +102,17 @@ def one_kill(calm: Calm, kind: type[HarmedWorld], first: int, stride: int) -> It
             yield world
 
 
-def late_kills(calm: Calm) -> Iterator[HarmedWorld]:
-    """A worker that has finished, or nearly so, while the last checkpoint is written by servers that take their time;
-    it comes back."""
-    for one in (worker(0), worker(1)):
-        for moment in [moment for moment in calm.moments if moment[0] == one][-12:]:
+def late_kills(seeds: range) -> Iterator[tuple[HarmedWorld, Calm]]:
+    """A worker that has finished, or nearly so, while the last checkpoint is written; it comes back."""
+    for seed in seeds:
+        calm = calm_run(SavingWorld, seed=seed)
+        last = [[moment for moment in calm.moments if moment[0] == one][-4:] for one in (worker(0), worker(1))]
+        for moment in chain(*last):
             for variant in range(4):
-                world = SavingWorld()
-                world.kills[moment] = bool(variant & 1)
-                world.keeps_last_words = bool(variant & 2)
-                world.restarts, world.lazy = True, LATER
-                yield world
+                world = SavingWorld(seed=seed)
+                world.kills[moment], world.restarts = bool(variant & 1), True
+                world.lazy = LATER if variant & 2 else set()
+                yield world, calm
 
 
 def two_kills(
@@ -174,11 +175,11 @@ class Part(StrEnum):
 def search(part: Part, stride: int = 9) -> Iterator[tuple[HarmedWorld, Calm, bool]]:
     """Runs to be judged; the last field: whether the job may end."""
     of_library = part in (Part.LIBRARY, Part.LIBRARY_TWO, Part.LIBRARY_AGAIN)
-    kind = LibraryWorld if of_library else SavingWorld if part in (Part.SAVE, Part.LATE) else HarmedWorld
-    calm = calm_run(kind)
     if part is Part.LATE:
-        yield from ((world, calm, False) for world in late_kills(calm))
+        yield from ((world, calm, False) for world, calm in late_kills(range(12)))
         return
+    kind = LibraryWorld if of_library else SavingWorld if part is Part.SAVE else HarmedWorld
+    calm = calm_run(kind)
     if part in (Part.AGAIN, Part.LIBRARY_AGAIN):
         again = LibraryAgainWorld if of_library else AgainWorld
         yield from ((world, known, False) for world, known in again_and_again(range(40), kind=again))
