@@ -144,7 +144,10 @@ def take_turns(first: TurnJob, second: TurnJob, turns: int, seconds: float) -> l
     for turn in range(turns):
         for job in (first, second) if turn % 2 == 0 else (second, first):
             job.run_for(seconds)
-    return list(zip(first.turns(), second.turns(), strict=True))
+    pairs = list(zip(first.turns(), second.turns(), strict=True))
+    if any(turn.steps <= 0 for pair in pairs for turn in pair):
+        raise SystemExit(f"a job made no step in a turn of {seconds:g} s: take longer turns")
+    return pairs
 
 
 def more(pairs: Sequence[Pair], what: str) -> float:
