@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TypeVar
 
 from lockstep.protocol.coordinator.coordinator_machine import CoordinatorMachine
@@ -147,7 +147,7 @@ class WorkerRig(Rig):
 
 
 class ServerRig(Rig):
-    """Server 0 of a cluster, linked with every worker."""
+    """Server 0 of a cluster, linked with every worker but the absent ones."""
 
     machine: ServerMachine
 
@@ -162,6 +162,7 @@ class ServerRig(Rig):
         synchronous: bool = True,
         aggregate: int | None = None,
         overwrites: bool = False,
+        absent: Collection[TaskId] = (),
     ) -> None:
         journal = Journal()
         self.shape = ClusterShape(servers, workers)
@@ -176,7 +177,8 @@ class ServerRig(Rig):
         self.arrivals = 0
         self.tell(LinkUp(self.shape.coordinator, life(self.shape.coordinator)))
         for w in self.shape.worker_ids():
-            self.tell(LinkUp(w, life(w)))
+            if w not in absent:
+                self.tell(LinkUp(w, life(w)))
 
     def prepare(self, start: Step = INITIAL_STEP) -> list[Effect]:
         """Every worker announces the same model, and memory is there."""

@@ -36,6 +36,7 @@ from lockstep.runtime.task.collective_node import CollectiveNode
 from lockstep.runtime.task.outcome import JobEndedError
 from lockstep.runtime.task.rank_node import RankNode
 from lockstep.runtime.task.worker_node import WorkerNode
+from lockstep.training.kept_memory import keep_freed_memory
 
 Model = TypeVar("Model", bound=nn.Module | Sequence[nn.Module])
 
@@ -168,6 +169,8 @@ class Job:
             wrapped = self._training.wrap(models, optimizer if several else [optimizer])
             self._wrapped = True
             spare_collector()
+            if not any(parameter.is_cuda for model in models for parameter in model.parameters()):
+                keep_freed_memory()
         finally:
             self._wrapped = self._wrapped or self._training.announced
         return model, wrapped if several else wrapped[0]

@@ -54,6 +54,14 @@ def test_a_worker_that_announces_itself_later_or_again_gets_its_grant_and_the_op
         assert rig.hear(W1, layout_of(rig.plan)) == [GrantRegion(W1), Send(W1, Open(0, ()))]
 
 
+def test_a_worker_that_has_not_come_is_awaited_since_the_memory_is_there() -> None:
+    """Not since the clock began: a wait that long ends the job."""
+    rig = ServerRig(absent={W1})
+    rig.hear(W0, layout_of(rig.plan, start=8))
+    rig.tell(Prepared(rig.plan))
+    assert {wait.on: wait.since for wait in rig.machine.waits()}[W1] == rig.now
+
+
 def test_a_worker_with_another_model_breaks_the_job_and_the_first_difference_is_named() -> None:
     rig = ServerRig(workers=2, buckets=3)
     rig.hear(W0, layout_of(rig.plan))

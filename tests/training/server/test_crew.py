@@ -67,6 +67,24 @@ def test_threads_go_on_with_what_was_begun_next_and_each_keeps_its_own_room() ->
     assert len(set.union(*rooms.values())) == 2
 
 
+def test_many_helpers_leave_the_caller_free_to_bring_more() -> None:
+    """Otherwise they would wait for its piece before they get the next bucket."""
+    brought, done, threads = threading.Event(), [], set()
+
+    def held_up(_piece: int, thread: int) -> None:
+        assert brought.wait(SECONDS)
+        threads.add((thread, threading.current_thread().name))
+
+    with contextlib.closing(PiecePool(3)) as crew:
+        for number in range(3):
+            crew.begin(4, held_up, lambda _error, number=number: done.append(number))  # type: ignore[misc]
+        assert done == []
+        brought.set()
+        crew.finish()
+    assert sorted(done) == [0, 1, 2]
+    assert threads <= {(number, f"store helper {number}") for number in range(4)}
+
+
 @pytest.mark.parametrize("where", ["in a helper", "in the caller"])
 def test_an_error_is_raised_and_the_crew_goes_on(where: str) -> None:
     together = threading.Barrier(2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -28,6 +28,17 @@ GPU = pytest.param(
 OPTIMIZERS = {"SGD": {"momentum": 0.9, "weight_decay": 0.01}, "Adam": {}}
 
 
+_made: list[TorchShardStore] = []
+
+
+@pytest.fixture(autouse=True)
+def _closed_stores() -> Iterator[None]:
+    """A store on a GPU has a thread."""
+    yield
+    while _made:
+        _made.pop().close()
+
+
 class Home:
     """One server's store of both shards."""
 
@@ -35,6 +46,7 @@ class Home:
         entry = OptimizerEntry(optimizer, json.dumps({"lr": 0.1, **OPTIMIZERS[optimizer]}))
         layout = Layout(PLAN.hash, 4096, ENTRIES, (entry,))
         self.store = TorchShardStore(torch.device(device), stays_on_gpu=False)
+        _made.append(self.store)
         for shard in range(2):
             nbytes = max(1, PLAN.shard_room(shard) + self.store.spare_bytes(PLAN))
             self.store.prepare(layout, PLAN, shard, [memoryview(bytearray(nbytes)) for _ in range(2)])

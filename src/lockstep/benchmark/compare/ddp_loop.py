@@ -25,7 +25,7 @@ from lockstep.training.ranks.listening import reach_store, serve_store
 def run_ddp(config: BenchConfig, rank: int, addresses: Sequence[str], patience: float, barrier: StartBarrier) -> None:
     """Train as one of the ranks at these addresses; ``patience``: seconds that a collective call may take."""
     world = len(addresses)
-    set_up_torch(config)
+    set_up_torch(config, keeps_memory=False)  # as DDP's users have it
     device = choose_device(config)
     if device.type == "cuda":
         if torch.cuda.device_count() < world:

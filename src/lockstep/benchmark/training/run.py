@@ -34,6 +34,7 @@ from lockstep.runtime.task.outcome import JobEndedError
 from lockstep.runtime.task.worker_node import WorkerNode
 from lockstep.training.bucket_size import fitting_bucket_bytes
 from lockstep.training.export import write_final_parameters
+from lockstep.training.kept_memory import keep_freed_memory
 from lockstep.training.parameter_watch import ParametersNotFinite
 from lockstep.training.ranks.group import CollectiveLost, WorkerGroup
 from lockstep.training.server.piece_pool import fitting_helpers
@@ -69,8 +70,10 @@ def choose_device(config: BenchConfig) -> torch.device:
     return choose_devices(config)[0]
 
 
-def set_up_torch(config: BenchConfig) -> None:
-    """Threads and determinism, before anything is computed."""
+def set_up_torch(config: BenchConfig, *, keeps_memory: bool = True) -> None:
+    """Threads, memory and determinism, before anything is computed."""
+    if keeps_memory:
+        keep_freed_memory()
     if config.devices.num_threads:
         torch.set_num_threads(config.devices.num_threads)
     if config.devices.deterministic:

@@ -239,6 +239,7 @@ class ServerMachine(MeasuringShard):
             self.step, self.committed, self._applied = start, start - 1, start - 1
         effects: list[Effect] = []
         for side in self._workers.values():
+            side.since = side.since or now  # one that has not come yet is awaited from now on
             if side.layout is not None and side.linked:
                 effects += self._admit(side, now)
         if not self._ledgers:

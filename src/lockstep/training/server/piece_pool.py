@@ -23,12 +23,14 @@ MOST_THREADS: Final = 16
 """For a server's updates; they are memory-bound, and more cores than these saturate any host's memory."""
 _OF_WORKERS = 8
 """One core in eight is left to the workers of the host, if it has that many: they compute while a server updates."""
+_ENOUGH_HELPERS = 3
+"""So many helpers can spare the caller: it brings the next bucket instead, so that none of them waits for it."""
 PATIENCE: Final = 600.0
 """Seconds after which a helper that has not finished its piece is an error; a piece takes less than a
 millisecond, but this process may be stopped for a while."""
 
 Work = Callable[[int, int], None]
-"""Called with the number of a piece and of the thread that processes it: 0 is the caller's, helpers count from 1."""
+"""Called with the number of a piece and of the thread that processes it, from 0 on."""
 Finished = Callable[[Exception | None], None]
 """Called once all pieces are processed, by the thread that processed the last one, with an error of any of them."""
 
@@ -77,7 +79,8 @@ class _Pieces:
 
 
 class PiecePool:
-    """``helpers``: the number of threads besides the caller's. They start with their first work.
+    """``helpers``: the number of threads besides one, which is the caller's if they are few. They start with their
+    first work.
 
     Called by one thread. Work that was begun is finished in the background while that thread brings more: threads that
     are through with one bucket go on with the next, instead of waiting for the last of them.
@@ -85,13 +88,14 @@ class PiecePool:
 
     def __init__(self, helpers: int) -> None:
         self.size = 1 + helpers
+        self._caller_helps = helpers < _ENOUGH_HELPERS
         self._orders: SimpleQueue[_Pieces | None] = SimpleQueue()
         self._helpers: list[threading.Thread] = []
         self._rooms: dict[tuple[int, torch.dtype], torch.Tensor] = {}
         self._begun: deque[threading.Lock] = deque()
 
     def begin(self, pieces: int, work: Work, finished: Finished) -> None:
-        """Process all pieces. Returns when all are taken: other threads may still be at their last one."""
+        """Process all pieces. Returns before they are processed, perhaps before they are taken."""
         under_way = threading.Lock()
         under_way.acquire()
         self._begun.append(under_way)
@@ -108,11 +112,13 @@ class PiecePool:
             last(None)
             return
         heap = _Pieces(pieces, work, last)
-        called = min(self.size - 1, pieces - 1)
+        own = int(self._caller_helps)
+        called = min(self.size, pieces) - own
         self._start(called)
         for _ in range(called):
             self._orders.put(heap)
-        heap.work_off(0)
+        if self._caller_helps:
+            heap.work_off(0)
 
     def work_off(self, pieces: int, work: Work) -> None:
         """Process all pieces, and wait for them; an error is raised once no thread is working any more."""
@@ -152,7 +158,7 @@ class PiecePool:
 
     def _start(self, needed: int) -> None:
         while len(self._helpers) < needed:
-            number = len(self._helpers) + 1
+            number = len(self._helpers) + int(self._caller_helps)
             helper = threading.Thread(target=self._help, args=(number,), name=f"store helper {number}", daemon=True)
             self._helpers.append(helper)
             helper.start()

@@ -142,7 +142,7 @@ class CudaMemory:
         nbytes = known.nbytes if in_full else self._wire.nbytes(known)
         computed = torch.cuda.Event()
         computed.record(torch.cuda.current_stream(self._device))
-        copied = torch.cuda.Event()
+        copied = torch.cuda.Event(blocking=True)
         with torch.cuda.stream(self._down):
             self._down.wait_event(computed)
             if not self.is_direct:
@@ -300,7 +300,7 @@ class CudaMemory:
     def _copy_up(self, one: _Coming) -> None:
         bucket, loan, where = one.bucket, one.loan, self._range(one.bucket)
         source = self._landing[where] if loan is None else self._source(bucket, loan)
-        copied = torch.cuda.Event()
+        copied = torch.cuda.Event(blocking=True)
         with torch.no_grad(), torch.cuda.device(self._device), torch.cuda.stream(self._up):
             if self._read_until is not None:
                 self._up.wait_event(self._read_until)
