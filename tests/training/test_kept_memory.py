@@ -35,7 +35,12 @@ print(kept, faults() - before)
 def _run(**environ: str) -> tuple[str, int]:
     clean = {name: value for name, value in os.environ.items() if "MALLOC" not in name and name != "GLIBC_TUNABLES"}
     ran = subprocess.run(
-        [sys.executable, "-c", PROGRAM], env={**clean, **environ}, capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", PROGRAM],
+        env={**clean, **environ},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
     )
     kept, faults = ran.stdout.split()
     return kept, int(faults)
