@@ -55,6 +55,13 @@ def test_fused_kernels_do_what_the_optimizer_does(kernel: Callable[..., None], k
     assert torch.equal(values, parameter.detach())
 
 
+def test_onednn_makes_products_of_matrices_in_either_order() -> None:
+    given, weight, bias = torch.randn(3, 70), torch.randn(65, 70), torch.randn(65)
+    torch.testing.assert_close(private.onednn_product(given, weight, bias), given @ weight.t() + bias)
+    back = torch.randn(3, 65)
+    torch.testing.assert_close(private.onednn_product(back, weight.t(), None), back @ weight)
+
+
 def test_every_batch_norm_is_one() -> None:
     kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
     assert all(issubclass(kind, private.BatchNorm) for kind in kinds)

@@ -46,6 +46,7 @@ __all__ = [
     "keep_from_compiler",
     "mark_as_stepped",
     "mark_as_wrapped_by_scheduler",
+    "onednn_product",
     "put_modes_on",
     "rewrap_step",
     "subclass_of",
@@ -59,6 +60,13 @@ foreach_copy_ = torch._foreach_copy_
 foreach_add_ = torch._foreach_add_
 fused_adam_ = torch._fused_adam_
 fused_adamw_ = torch._fused_adamw_
+
+
+def onednn_product(given: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """What ``functional.linear`` computes, by oneDNN; torch's compiler uses it."""
+    made: Tensor = torch.ops.mkldnn._linear_pointwise(given, weight, bias, "none", [], "")
+    return made
+
 
 BatchNorm = nn.modules.batchnorm._BatchNorm
 """The class that all kinds of batch norm share."""

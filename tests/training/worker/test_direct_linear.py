@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from lockstep.training.onednn_linear import OneDnnLinear
 from lockstep.training.worker.binding import Bound, Trained
 from lockstep.training.worker.direct_linear import DirectLinear, direct_linears
 
@@ -60,15 +61,16 @@ def plain_gradients(model: nn.Module, given: Tensor) -> dict[str, Tensor]:
     return found
 
 
-def perceptron() -> nn.Sequential:
+def perceptron(kind: type[nn.Linear] = nn.Linear) -> nn.Sequential:
     torch.manual_seed(3)
-    return nn.Sequential(nn.Linear(37, 65), nn.ReLU(), nn.Linear(65, 129, bias=False), nn.Tanh(), nn.Linear(129, 11))
+    return nn.Sequential(kind(37, 65), nn.ReLU(), kind(65, 129, bias=False), nn.Tanh(), kind(129, 11))
 
 
 @pytest.mark.parametrize("batch", [1, 2, 7, 16, 33])
 @pytest.mark.parametrize("requires_grad", [False, True], ids=["first layer", "inner layer"])
-def test_gradients_have_the_bits_of_autograd(batch: int, requires_grad: bool) -> None:
-    model = perceptron()
+@pytest.mark.parametrize("kind", [nn.Linear, OneDnnLinear])
+def test_gradients_have_the_bits_of_autograd(kind: type[nn.Linear], batch: int, requires_grad: bool) -> None:
+    model = perceptron(kind)
     given = torch.randn(batch, 37, requires_grad=requires_grad)
     expected = plain_gradients(model, given)
     for_input = None if given.grad is None else given.grad.clone()

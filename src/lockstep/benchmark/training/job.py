@@ -17,6 +17,7 @@ from lockstep.benchmark.outputs.metrics import Accuracy
 from lockstep.benchmark.settings.config import BenchConfig
 from lockstep.benchmark.settings.schedules import Rate
 from lockstep.benchmark.training.compiling import Stage, compile_model
+from lockstep.benchmark.training.cpu_kernels import prefer_onednn
 from lockstep.benchmark.training.inputs import (
     Batch,
     DataSet,
@@ -78,6 +79,8 @@ class BenchJob:
         torch.manual_seed(config.seed)
         self.model: nn.Module = self.spec.build(self.classes).to(self.device)
         self.model.train()
+        if self.device.type == "cpu" and not config.devices.compile:
+            prefer_onednn(self.model, self.batch_size)
         self.memory_format = self._memory_format()
         self.towers = Towers(self.model, devices, independent=config.exchange.variable_update == "independent")
         stages = self._compile() if config.devices.compile else []

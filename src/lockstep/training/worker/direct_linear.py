@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.nn import functional
 
+from lockstep.training.onednn_linear import OneDnnLinear, input_gradient, output_of
 from lockstep.training.torch_private import has_gradient_hooks
 from lockstep.training.worker.binding import Bound
 
@@ -31,6 +31,7 @@ class DirectLinear:
     def __init__(self, module: nn.Linear, weight: Bound, bias: Bound | None, on_written: OnWritten) -> None:
         self.weight = weight
         self.bias = bias
+        self.by_onednn = type(module) is OneDnnLinear
         self._module = module
         self._on_written = on_written
         self._uses = 0
@@ -101,18 +102,19 @@ class _Linear(torch.autograd.Function):
     def forward(ctx: Any, given: Tensor, weight: Tensor, bias: Tensor | None, layer: DirectLinear) -> Tensor:
         ctx.save_for_backward(given, weight)
         ctx.layer = layer
-        return functional.linear(given, weight, bias)
+        return output_of(given, weight, bias, by_onednn=layer.by_onednn)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, output_gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
         given, weight = ctx.saved_tensors
-        if ctx.layer.keeps(weight):
-            for_weight, for_bias = ctx.layer.take(output_gradient, given)
-            for_input = output_gradient.mm(weight) if ctx.needs_input_grad[0] else None
-        else:  # first whatever reads the weight: once its gradient is sent, the next version may arrive in its place
-            for_input = output_gradient.mm(weight) if ctx.needs_input_grad[0] else None
-            for_weight, for_bias = ctx.layer.take(output_gradient, given)
+        layer, needs_input, for_input = ctx.layer, ctx.needs_input_grad[0], None
+        sends_first = layer.keeps(weight)
+        if needs_input and not sends_first:  # once its gradient is sent, the next version may arrive in its place
+            for_input = input_gradient(output_gradient, weight, by_onednn=layer.by_onednn)
+        for_weight, for_bias = layer.take(output_gradient, given)
+        if needs_input and sends_first:
+            for_input = input_gradient(output_gradient, weight, by_onednn=layer.by_onednn)
         return for_input, for_weight, for_bias, None
 
 
@@ -125,7 +127,7 @@ def direct_linears(model: nn.Module, bound: Sequence[Bound], on_written: OnWritt
             owners[id(parameter)] = owners.get(id(parameter), 0) + 1
     found = []
     for module in model.modules():
-        if type(module) is not nn.Linear or "forward" in module.__dict__ or not _is_plain(module):
+        if not isinstance(module, nn.Linear) or not _is_plain(module):
             continue
         mine = [module.weight] if module.bias is None else [module.weight, module.bias]
         places = [by_parameter[id(p)] for p in mine if id(p) in by_parameter and owners[id(p)] == 1]
@@ -135,5 +137,8 @@ def direct_linears(model: nn.Module, bound: Sequence[Bound], on_written: OnWritt
 
 
 def _is_plain(module: nn.Linear) -> bool:
-    """Whether there is no user hook that autograd would call with the gradient of the weight."""
+    """Whether its arithmetic is known, and there is no user hook that autograd would call with the gradient of the
+    weight."""
+    if type(module) not in (nn.Linear, OneDnnLinear) or "forward" in module.__dict__:
+        return False
     return not any(has_gradient_hooks(p) for p in module.parameters(recurse=False))

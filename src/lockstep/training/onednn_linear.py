@@ -1,0 +1,51 @@
+"""A linear layer whose output, and whose gradient for its input, oneDNN computes instead of MKL.
+
+The gradient of the weight stays MKL's: oneDNN could not write it where it leaves from.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional
+
+from lockstep.training.torch_private import onednn_product
+
+
+class OneDnnLinear(nn.Linear):
+    """Computes plain matrices in full precision; all else as ``nn.Linear`` does."""
+
+    def forward(self, given: Tensor) -> Tensor:
+        if given.dim() != 2 or given.dtype != torch.float32 or torch.is_autocast_enabled(given.device.type):
+            return super().forward(given)
+        result: Tensor = _Product.apply(given, self.weight, self.bias)  # type: ignore[no-untyped-call]
+        return result
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, given: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(given, weight)
+        return onednn_product(given, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, output_gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        given, weight = ctx.saved_tensors
+        for_input, for_weight, for_bias = ctx.needs_input_grad
+        return (
+            input_gradient(output_gradient, weight, by_onednn=True) if for_input else None,
+            output_gradient.t().mm(given) if for_weight else None,
+            output_gradient.sum(0) if for_bias else None,
+        )
+
+
+def output_of(given: Tensor, weight: Tensor, bias: Tensor | None, *, by_onednn: bool) -> Tensor:
+    return onednn_product(given, weight, bias) if by_onednn else functional.linear(given, weight, bias)
+
+
+def input_gradient(output_gradient: Tensor, weight: Tensor, *, by_onednn: bool) -> Tensor:
+    return onednn_product(output_gradient, weight.t(), None) if by_onednn else output_gradient.mm(weight)
