@@ -53,7 +53,14 @@ def test_over_a_network_buckets_are_small(
     servers: tuple[str, ...], workers: tuple[str, ...], protocol: str, eager: bool
 ) -> None:
     cluster = ClusterSpec(ps_hosts=servers, worker_hosts=workers, protocol=protocol)
-    assert fitting(600, cluster, eager=eager) == 4
+    assert fitting(18, cluster, eager=eager) == 4
+    assert fitting(600, cluster, eager=eager) == 8
+
+
+@pytest.mark.parametrize(("mebibytes", "servers", "size"), [(64, 1, 4), (98, 1, 7), (98, 2, 4), (244, 1, 8)])
+def test_over_a_network_each_is_at_most_a_sixteenth_of_a_large_shard(mebibytes: int, servers: int, size: int) -> None:
+    nbytes = fitting_bucket_bytes(mebibytes * MIB, servers, shares_memory=False, eager=True)
+    assert nbytes == size * MIB
 
 
 @pytest.mark.parametrize("worker", ["localhost:2", "[::1]:2"])

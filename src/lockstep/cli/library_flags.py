@@ -111,7 +111,7 @@ PROGRAM_FLAGS = (
         "bucket_mb",
         FlagKind.NUMBER,
         None,
-        "bucket size in MiB: how much is sent at once (default: 4, up to 64 for large models within one host)",
+        "bucket size in MiB: how much is sent at once (default: 4 to 8, up to 64 for large models within one host)",
         upstream=False,
     ),
     _ROWS.works(

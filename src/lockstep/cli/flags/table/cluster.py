@@ -306,7 +306,7 @@ EXCHANGE_FLAGS: tuple[Flag, ...] = (
         "bucket_mb",
         FlagKind.NUMBER,
         None,
-        "size in MiB of the buckets in which tensors are sent; default: 4, up to 64 if all tasks share one host's "
+        "size in MiB of the buckets in which tensors are sent; default: 4 to 8, up to 64 if all tasks share one host's "
         "memory, 128 with --compile",
         upstream=False,
     ),
