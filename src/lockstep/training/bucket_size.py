@@ -39,9 +39,9 @@ def rank_bucket_bytes(model_bytes: int, ranks: int, *, shares_memory: bool, carr
 def fitting_bucket_bytes(model_bytes: int, servers: int, *, shares_memory: bool, eager: bool) -> int:
     """The bucket size that follows from what all tasks share: the model and the cluster.
 
-    Over a network, a step ends with the last bucket's round trip, which should be short beside all others. Within one host
-    (``shares_memory``) nothing moves and the cost is the messages about each bucket, so there should be few, but enough
-    for updates to overlap with something. ``eager``: buckets are updated while backward goes on.
+    Over a network, a step ends with the last bucket's round trip, which should be short beside all others. Within one
+    host (``shares_memory``) nothing moves and the cost is the messages about each bucket, so there should be few, but
+    enough for updates to overlap with something. ``eager``: buckets are updated while backward goes on.
     """
     shard_bytes = model_bytes // max(1, servers)
     if not shares_memory:
