@@ -66,6 +66,7 @@ COVERED: Final[Mapping[str, Fed | Exempt]] = MappingProxyType(
         "benchmark/data/records.py": _by("TFRecord: file"),
         "benchmark/data/source.py": _by("image, "),
         "benchmark/outputs/metric_log.py": KERNEL,
+        "benchmark/training/cpu_kernels.py": KERNEL,
         "cli/compare_turns.py": KERNEL,
         "cli/dashboard.py": OWN_TERMINAL,
         "cli/manifest/kubernetes.py": Exempt("the user's own key"),
