@@ -105,7 +105,6 @@ ROOMS: dict[str, set[str]] = {
     "protocol/worker": {"core"},
     "protocol/server": {"core"},
     "protocol/coordinator": {"core"},
-    "protocol/replication": {"core"},
     "runtime/checkpoint": set(),
     "runtime/trace": set(),
     "runtime/startup": set(),

@@ -11,11 +11,13 @@ from lockstep.errors import BadInput
 
 
 def test_every_kill_of_a_small_job_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
-    assert sim.run(["--server_replicas=1", "--workers=1", "--steps=1", "--json=-"]) == 0
+    assert sim.run(["--server_replicas=1", "--workers=1", "--steps=1", "--processes=1", "--json=-"]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert report["endings"] == {"completed": report["runs"]}
-    assert report["takeovers"] > 10
     assert report["broken"] == []
+    assert report["takeovers"] > 100
+    # Servers that are lost for good before the job has formed end it.
+    assert sum(report["endings"].values()) == report["runs"]
+    assert report["endings"]["completed"] > 0.95 * report["runs"]
 
 
 @pytest.mark.parametrize(

@@ -58,9 +58,10 @@ from lockstep.protocol.member import MemberMachine
 from lockstep.protocol.server.rank_share import RankShareMachine
 from lockstep.protocol.task import TaskMachine
 from lockstep.protocol.worker.rank_machine import RankMachine
+from lockstep.sim.replicas.stores import mixed
+from lockstep.sim.replicas.world import TICKET
 
-from .homed_world import BUCKET_BYTES, TICKET, mixed
-
+BUCKET_BYTES = 64
 RULES = RecoveryRules(ranks_return=True)
 Numbers = dict[BucketId, int]
 

@@ -17,17 +17,17 @@ from lockstep.protocol.core.messages import CallComplete, CallMade, CallOpen, Ca
 from lockstep.protocol.core.placement import Homes
 from lockstep.protocol.server.homed_machine import HomedServerMachine
 from lockstep.protocol.worker.caller_machine import CallerMachine
+from lockstep.sim.replicas.judged_world import JudgedWorld
+from lockstep.sim.replicas.world import TICKET, ReplicaWorld
 
-from .homed_world import TICKET, HomedWorld
 
-
-def _undisturbed(**shape: int) -> HomedWorld:
-    world = HomedWorld(**shape)
+def _undisturbed(**shape: int) -> ReplicaWorld:
+    world = ReplicaWorld(**shape)
     world.run()
     return world
 
 
-def _ended_well(world: HomedWorld) -> bool:
+def _ended_well(world: ReplicaWorld) -> bool:
     outcomes = [task.ended for task in world.tasks.values() if task.alive]
     return all(ended is not None and ended.ok for ended in outcomes)
 
@@ -36,7 +36,10 @@ def test_a_run_that_nobody_disturbs_makes_every_step_once() -> None:
     world = _undisturbed()
     assert _ended_well(world)
     assert len(world.numbers()) == 4
-    assert all(len(by) == 1 for by in world.made.values())
+    servers = [
+        task.machine.server for task in world.tasks.values() if isinstance(task.machine.server, HomedServerMachine)
+    ]
+    assert {times for machine in servers for times in machine.steps_made.values()} == {world.steps + 1}
 
 
 def test_a_deputy_holds_no_decision_of_a_later_view_without_its_members() -> None:
@@ -57,14 +60,14 @@ def test_a_server_is_killed(lost: int, leaves: bool) -> None:
     calm = _undisturbed()
     numbers, moments = calm.numbers(), calm.history[calm.formed_at :]
     for event in [event for task, event in moments if task == server(lost)][lost::6]:
-        world = HomedWorld()
+        world = ReplicaWorld()
         world.kills[server(lost), event] = leaves
         world.run()
         assert _ended_well(world), f"killed at event {event}\n{world.story()}"
         assert world.numbers() == numbers, f"killed at event {event}\n{world.story()}"
 
 
-class _Again(HomedWorld):
+class _Again(JudgedWorld):
     """Every server that is killed comes back, and once all are whole again, another one may be killed."""
 
     def handle(self, name: TaskId, event: object) -> None:
@@ -84,7 +87,7 @@ def test_servers_that_come_back_are_filled_and_may_be_lost_again(servers: int) -
         shape = {"seed": seed, "servers": servers, "steps": 8, "buckets": 3}
         calm = _undisturbed(**shape)
         world = _Again(**shape)
-        world.restarts, world.dice, world.keeps_last_words = True, random.Random(seed), bool(seed % 2)
+        world.servers_return, world.dice, world.keeps_last_words = True, random.Random(seed), bool(seed % 2)
         moments = [moment for moment in calm.history[calm.formed_at :] if moment[0].role is Role.SERVER]
         world.kills[dice.choice(moments[: len(moments) // 2])] = bool(seed % 3)
         world.run(20_000)
@@ -95,7 +98,7 @@ def test_servers_that_come_back_are_filled_and_may_be_lost_again(servers: int) -
 
 def test_a_job_that_has_lost_both_homes_ends_and_says_so() -> None:
     calm = _undisturbed()
-    world = HomedWorld()
+    world = ReplicaWorld()
     middle = [event for task, event in calm.history if task == server(1)][30]
     world.kills[server(1), middle] = True
     world.kills[server(0), [event for task, event in calm.history if task == server(0)][-8]] = True
@@ -106,7 +109,7 @@ def test_a_job_that_has_lost_both_homes_ends_and_says_so() -> None:
 
 
 def test_nothing_follows_from_a_decision_that_the_deputy_does_not_hold() -> None:
-    world = HomedWorld()
+    world = ReplicaWorld()
     world.run()
     coordinator = world.tasks[server(0)].machine.coordinator
     assert isinstance(coordinator, HomedCoordinator)
@@ -141,7 +144,7 @@ def test_a_worker_in_a_call_says_its_value_to_whoever_coordinates_now() -> None:
 
 def test_a_server_that_is_not_the_home_does_not_answer_when_it_becomes_it() -> None:
     """Another one has answered since: to load a state again would undo steps."""
-    world = HomedWorld()
+    world = ReplicaWorld()
     world.run()
     name = server(1)
     machine = world.tasks[name].machine.server
@@ -158,7 +161,7 @@ def test_a_server_that_is_not_the_home_does_not_answer_when_it_becomes_it() -> N
 
 
 def test_what_is_asked_in_a_later_view_waits_for_that_view() -> None:
-    world = HomedWorld()
+    world = ReplicaWorld()
     world.run()
     name, chief = server(1), worker(0)
     machine = world.tasks[name].machine.server
@@ -172,7 +175,7 @@ def test_what_is_asked_in_a_later_view_waits_for_that_view() -> None:
 
 def test_a_version_goes_only_to_a_worker_that_knows_who_is_its_home_now() -> None:
     """It would refuse it, and get it again ten seconds later."""
-    world = HomedWorld()
+    world = ReplicaWorld()
     world.run()
     name, chief = server(1), worker(0)
     machine = world.tasks[name].machine.server

@@ -11,7 +11,6 @@ from typing import Any
 
 from lockstep.protocol import member
 from lockstep.protocol.coordinator import coordinator_machine
-from lockstep.protocol.replication import coordination, shard_home
 from lockstep.protocol.server import ledger, step_norm
 from lockstep.protocol.worker import caller_machine, collective_machine, holdings
 
@@ -35,16 +34,6 @@ _DRAWN: tuple[tuple[str, str, Any], ...] = (
         collective_machine.SUMMED_BUCKET_TRANSITIONS,
     ),
     ("A call that all workers make", "protocol/worker/caller_machine.py", caller_machine.CALL_PHASE_TRANSITIONS),
-    (
-        "A bucket at its home, with a second home",
-        "protocol/replication/shard_home.py",
-        shard_home.HOME_BUCKET_TRANSITIONS,
-    ),
-    (
-        "The coordinator's phase, with second homes",
-        "protocol/replication/coordination.py",
-        coordination.COORDINATION_TRANSITIONS,
-    ),
 )
 
 

@@ -41,10 +41,10 @@ Does every run with faults end well, or with a verdict that names the fault?
   --mishap=TEXT                  the network does exactly this; repeat for more; 'none' for nothing
   --shrink=no                    do not look for a shorter run that fails in the same way
 
-Does a job with a second home for every shard survive every loss? (The protocol only; no other command has this yet.)
+Does a job with --server_replicas=1 survive every loss?
 
   lockstep sim --server_replicas=1                   a kill at every event of 2 workers and 2 servers
-  lockstep sim --server_replicas=1 --kills=2         two kills, at every two events (minutes)
+  lockstep sim --server_replicas=1 --kills=2         two kills, at every two events (a quarter of an hour)
 
   --workers=N --ps=N --steps=N   the cluster of each run (2, 2, 2)
   --seeds=N --first=N            how many orders of events, and which is the first (1, 0)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,7 @@ from lockstep.cli.sim import SimRequest
 from lockstep.cli.sim_search import progress
 from lockstep.errors import BadInput
 from lockstep.sim.pool import parallel
-from lockstep.sim.replicas.search import KILLS, ReplicaTally, play, points_of, search_one, search_two
-from lockstep.sim.replicas.world import HarmPoint, ReplicaScenario
+from lockstep.sim.replicas.search import ReplicaScenario, ReplicaTally, first_kills, search_one, search_two, ways
 
 _ALLOWED = {"server_replicas", "kills", "workers", "ps", "steps", "seeds", "first", "processes", "json"}
 _SHOWN = 3
@@ -26,18 +27,8 @@ def run_replicas(asked: SimRequest) -> int:
     if servers < 2:
         raise BadInput("--server_replicas=1 needs a second server for the second homes; give --ps=2 or more.")
     kills, tally = asked.whole("kills", 1), ReplicaTally()
-    for seed in range(asked.whole("first", 0), asked.whole("first", 0) + asked.whole("seeds", 1)):
-        for returns in (True, False):
-            scenario = ReplicaScenario(
-                seed=seed,
-                servers=servers,
-                workers=asked.whole("workers", 2),
-                buckets=servers + 1,
-                steps=asked.whole("steps", 2),
-                servers_return=returns,
-            )
-            for found in _searches(scenario, kills, asked.whole("processes", 2)):
-                tally.add(found)
+    for found in _searches(list(_scenarios(asked, servers)), kills, asked.whole("processes", 2)):
+        tally.add(found)
     report = _as_json(tally, servers, kills, asked)
     target = asked.text("json")
     if target and target != "-":
@@ -46,21 +37,21 @@ def run_replicas(asked: SimRequest) -> int:
     return 1 if tally.broken else 0
 
 
-def _searches(scenario: ReplicaScenario, kills: int, processes: int) -> list[ReplicaTally]:
-    if kills == 1:
-        return [search_one(scenario)]
-    jobs = [(scenario, point) for point in points_of(play(scenario)) if _is_used(point)]
+def _scenarios(asked: SimRequest, servers: int) -> Iterator[ReplicaScenario]:
+    for seed in range(asked.whole("first", 0), asked.whole("first", 0) + asked.whole("seeds", 1)):
+        workers, steps = asked.whole("workers", 2), asked.whole("steps", 2)
+        yield from ways(ReplicaScenario(seed, servers, workers, steps, buckets=servers + 1))
+
+
+def _searches(scenarios: list[ReplicaScenario], kills: int, processes: int) -> Iterator[ReplicaTally]:
+    search: Callable[..., ReplicaTally] = search_one if kills == 1 else search_two
+    jobs: list[tuple[Any, ...]] = [(replace(one, saves=saves),) for one in scenarios for saves in (False, True)]
+    if kills == 2:
+        jobs = [(one, kill) for one in scenarios for kill in first_kills(one)]
     with progress(len(jobs), "playing") as advance:
-        found = []
-        for tally in parallel(search_two, jobs, processes):
-            found.append(tally)
+        for tally in parallel(search, jobs, processes):
             advance()
-    return found
-
-
-def _is_used(point: HarmPoint) -> bool:
-    """Of two kills: what had been sent arrives and the effects were carried out, or neither."""
-    return (point.harm is KILLS[0]) == point.effects_done
+            yield tally
 
 
 def _as_json(tally: ReplicaTally, servers: int, kills: int, asked: SimRequest) -> dict[str, Any]:
@@ -87,5 +78,6 @@ def _as_text(tally: ReplicaTally, report: dict[str, Any]) -> str:
         *(f"  {count:7}  {ending}" for ending, count in tally.endings.most_common()),
         f"runs that broke a rule: {len(tally.broken)}",
     ]
-    lines += [f"\n{found}" for _, found in tally.broken[:_SHOWN]]
+    for scenario, found in tally.broken[:_SHOWN]:
+        lines.append(f"\n{scenario}\n{found}")
     return "\n".join(lines)

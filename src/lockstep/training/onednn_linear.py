@@ -1,7 +1,4 @@
-"""A linear layer whose output, and whose gradient for its input, oneDNN computes instead of MKL.
-
-The gradient of the weight stays MKL's: oneDNN could not write it where it leaves from.
-"""
+"""A linear layer whose output and gradients oneDNN computes instead of MKL."""
 
 from __future__ import annotations
 
@@ -13,6 +10,11 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from lockstep.training.torch_private import onednn_product
+
+
+_PIECE = 512 * 1024
+"""Numbers of a weight's gradient that are made at once where they are copied: they stay in the cache."""
+_LEAST_ROWS = 16
 
 
 class OneDnnLinear(nn.Linear):
@@ -38,7 +40,7 @@ class _Product(torch.autograd.Function):
         for_input, for_weight, for_bias = ctx.needs_input_grad
         return (
             input_gradient(output_gradient, weight, by_onednn=True) if for_input else None,
-            output_gradient.t().mm(given) if for_weight else None,
+            weight_gradient(output_gradient, given, by_onednn=True) if for_weight else None,
             output_gradient.sum(0) if for_bias else None,
         )
 
@@ -49,3 +51,18 @@ def output_of(given: Tensor, weight: Tensor, bias: Tensor | None, *, by_onednn: 
 
 def input_gradient(output_gradient: Tensor, weight: Tensor, *, by_onednn: bool) -> Tensor:
     return onednn_product(output_gradient, weight.t(), None) if by_onednn else output_gradient.mm(weight)
+
+
+def weight_gradient(output_gradient: Tensor, given: Tensor, *, by_onednn: bool) -> Tensor:
+    return onednn_product(output_gradient.t(), given.t(), None) if by_onednn else output_gradient.t().mm(given)
+
+
+def write_weight_gradient(output_gradient: Tensor, given: Tensor, target: Tensor, *, by_onednn: bool) -> None:
+    """oneDNN cannot write elsewhere than in memory of its own; made and copied in pieces, it is faster still."""
+    if not by_onednn:
+        torch.mm(output_gradient.t(), given, out=target)
+        return
+    rows = max(_PIECE // given.shape[1], _LEAST_ROWS)
+    for first in range(0, len(target), rows):
+        part = slice(first, first + rows)
+        target[part].copy_(weight_gradient(output_gradient[:, part], given, by_onednn=True))

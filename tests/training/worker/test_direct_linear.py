@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lockstep.training.onednn_linear import OneDnnLinear
+from lockstep.training.onednn_linear import OneDnnLinear, weight_gradient, write_weight_gradient
 from lockstep.training.worker.binding import Bound, Trained
 from lockstep.training.worker.direct_linear import DirectLinear, direct_linears
 
@@ -81,6 +81,16 @@ def test_gradients_have_the_bits_of_autograd(kind: type[nn.Linear], batch: int, 
         assert torch.equal(first[name], value), name
         assert torch.equal(second[name], value), name
     assert for_input is None or torch.equal(for_input, given.grad)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("shape", [(300, 4096), (33, 40_000), (5, 7)], ids=["three pieces", "a few rows each", "one"])
+def test_what_onednn_makes_in_pieces_has_the_bits_of_the_whole(shape: tuple[int, int]) -> None:
+    rows, columns = shape
+    output_gradient, given = torch.randn(9, rows), torch.randn(9, columns)
+    target = torch.full(shape, float("nan"))
+    write_weight_gradient(output_gradient, given, target, by_onednn=True)
+    assert torch.equal(target, weight_gradient(output_gradient, given, by_onednn=True))
+    torch.testing.assert_close(target, output_gradient.t().mm(given))
 
 
 @pytest.mark.parametrize("lent", [True, False], ids=["lent", "in the arena"])

@@ -87,6 +87,11 @@ class DeputyMachine:
 
     # -- what others may ask --
 
+    @property
+    def calls_held(self) -> int:
+        """How many calls of all workers, whose answers it has."""
+        return self._calls.complete
+
     def next_deadline(self) -> float | None:
         return None
 

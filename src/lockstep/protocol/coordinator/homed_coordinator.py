@@ -155,6 +155,11 @@ class HomedCoordinator(CoordinatorMachine):
     def is_member(self, task: TaskId, incarnation: Incarnation) -> bool:
         return self._is_member(task, incarnation)
 
+    @property
+    def has_replica(self) -> bool:
+        """Whether any one server may be lost, as far as this machine knows; and the deputy knows it too."""
+        return self.phase is JobPhase.RUNNING and self.servers.placement.whole and not self._waiting
+
     def _is_stranger(self, event: LinkUp) -> bool:
         """A task whose next incarnation does not know of this job."""
         return self.phase is JobPhase.RUNNING and not self._is_member(event.peer, event.incarnation)

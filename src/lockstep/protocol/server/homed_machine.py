@@ -13,6 +13,7 @@ that it is loaded when that one has it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from lockstep.protocol import phrases
@@ -76,7 +77,7 @@ from lockstep.protocol.server.ledger import (
     ServedBucketTrigger,
     WorkerSide,
 )
-from lockstep.protocol.server.second_homes import NOTHING, HandedBucket, OtherServer, Places, SecondBucket
+from lockstep.protocol.server.second_homes import NOTHING, HandedBucket, HeldUpdate, OtherServer, Places, SecondBucket
 from lockstep.protocol.server.second_shard import SecondShard, compares
 from lockstep.protocol.server.server_machine import ServerMachine
 
@@ -110,6 +111,11 @@ class HomedServerMachine(ServerMachine):
         """Answers that wait for the second home of this bucket."""
         self._changed: dict[TaskId, Answer] = {}
         """The last one to a question that changed something: that is done once, however often it is asked."""
+
+    def held(self, bucket: BucketId) -> Sequence[HeldUpdate]:
+        """What the next versions of a bucket are made of that this server is the second home of."""
+        second = self._seconds.buckets.get(bucket)
+        return () if second is None else tuple(second.held)
 
     # -- the door --
 

@@ -18,6 +18,7 @@ Versions start at -1: the chief's initial parameters travel as its gradient of s
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from math import inf
 
 from lockstep.protocol import phrases
@@ -115,6 +116,11 @@ class ServerMachine(MeasuringShard):
     @property
     def slots(self) -> int:
         return 1 if self._overwrites else super().slots
+
+    @property
+    def buckets(self) -> Collection[BucketId]:
+        """What this server is the home of."""
+        return self._ledgers.keys()
 
     # -- the door --
 

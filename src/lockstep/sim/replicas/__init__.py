@@ -1,1 +1,1 @@
-"""The protocol of second homes (`protocol/replication`) under every order of events that a search asks for."""
+"""Jobs with second homes (the machines that run) under every order of events that a search asks for."""

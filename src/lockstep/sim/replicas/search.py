@@ -1,23 +1,80 @@
-"""Harm at every event of a run, and at every pair of events: the exhaustive search over a job with second homes.
+"""Kills at every event of a small job with second homes, and at every two events: the exhaustive search.
 
-A run without harm lists its events (``moments``). Each of them is then a run in which the task that handles it is
-killed there, before or after what follows from the event has left; and in each of *those* runs every later event is a
-second one. Whatever happens, no rule may be broken (``judge.py``). A loss that comes while the job says that its
-replica is whole must not be noticed: every step is made once, and the last numbers are those of the undisturbed run.
+A run without kills lists its events. Each of them is then a run in which the task that handles it is killed there,
+before or after what follows from the event has left; what the task had sent arrives, or is lost with it; servers come
+back, or do not. In each of *those* runs every later event is a second kill. A loss that comes while the job says that
+it has a replica must not be noticed: every step is made once, and the last numbers are those of the undisturbed run.
+Whatever else is lost, everybody who is left is told why the job ends.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
+from itertools import product
 
-from lockstep.protocol.core.causes import Cause
-from lockstep.protocol.core.ids import Role
-from lockstep.sim.replicas.world import Harm, HarmPoint, ReplicaMaker, ReplicaRun, ReplicaScenario, ReplicaWorld
-from lockstep.sim.violation import Rule, Violation
+from lockstep.protocol.coordinator.recovery import LossPolicy, RecoveryRules
+from lockstep.protocol.core.errors import ProtocolError
+from lockstep.protocol.core.ids import BucketId, TaskId
+from lockstep.sim.replicas.judged_world import JudgedWorld
+from lockstep.sim.replicas.world import Moment
+from lockstep.sim.violation import Rule, Violation, with_story
 
-KILLS = (Harm.KILL, Harm.KILL_LOSING)
+SAVING = RecoveryRules(
+    on_worker_loss=LossPolicy.WAIT, server_replicas=1, returns=True, save_steps=1, saves_last=True, rejoin_seconds=300.0
+)
+
+
+class SavingWorld(JudgedWorld):
+    """Every version goes into a checkpoint."""
+
+    rules = SAVING
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """A task is killed while it handles this event."""
+
+    task: TaskId
+    event: int
+    leaves: bool
+    """Whether what follows from the event still leaves."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaScenario:
+    """One run."""
+
+    seed: int = 0
+    servers: int = 2
+    workers: int = 2
+    steps: int = 2
+    buckets: int = 4
+    kills: tuple[Kill, ...] = ()
+    servers_return: bool = True
+    last_words: bool = True
+    """What a task had sent before it was killed arrives."""
+    saves: bool = False
+
+    def world(self) -> JudgedWorld:
+        kind = SavingWorld if self.saves else JudgedWorld
+        world = kind(self.seed, self.servers, self.workers, self.steps, self.buckets)
+        world.kills = {(kill.task, kill.event): kill.leaves for kill in self.kills}
+        world.servers_return, world.keeps_last_words = self.servers_return, self.last_words
+        return world
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaRun:
+    """How a run ended."""
+
+    ok: bool
+    moments: tuple[Moment, ...]
+    reasons: tuple[str, ...]
+    took_over: bool
+    """Another server has coordinated."""
 
 
 @dataclass(slots=True)
@@ -38,72 +95,71 @@ class ReplicaTally:
         self.broken += other.broken
 
 
-def play(scenario: ReplicaScenario, maker: ReplicaMaker | None = None) -> ReplicaRun:
+def play(scenario: ReplicaScenario) -> ReplicaRun:
     """Play one run; Violation where it breaks a rule, or ends otherwise than it must."""
-    world = ReplicaWorld(scenario, maker)
-    run = world.run()
-    is_cut = any(point.harm is Harm.CUT for point in scenario.harms)
-    if Cause.NO_PATH in run.causes and not is_cut:
-        raise Violation(Rule.NO_END, f"a server waited for one that it could reach: {run.reasons}", story=world.story())
-    if not run.ok and (world.judge.must_complete or _one_may_go_on(scenario)):
-        text = f"the job had a replica of everything, and ended: {'; '.join(run.reasons)}"
-        raise Violation(Rule.BAD_END, text, story=world.story())
-    if run.ok and run.numbers != undisturbed(scenario):
-        raise Violation(Rule.NOT_REPEATED, f"the last numbers are {run.numbers}, not {undisturbed(scenario)}")
-    return run
+    world = scenario.world()
+    try:
+        world.run()
+        return _judged(world, scenario)
+    except (AssertionError, ProtocolError) as broken:
+        raise with_story(broken, world.story()) from broken
 
 
-def _one_may_go_on(scenario: ReplicaScenario) -> bool:
-    """Servers that are cut from each other: one ends, and the other one gets the proof of that."""
-    return scenario.proof_passes and {point.harm for point in scenario.harms} == {Harm.CUT}
+def _judged(world: JudgedWorld, scenario: ReplicaScenario) -> ReplicaRun:
+    ends = [one.ended for one in world.tasks.values() if one.alive and one.ended is not None and not one.ended.alone]
+    ok = all(end.ok for end in ends)
+    reasons = tuple(sorted({end.reason.text for end in ends if not end.ok}))
+    if not ok:
+        world.must(world.may_end, Rule.BAD_END, f"the job had a replica of everything, and ended: {'; '.join(reasons)}")
+        is_told = all(not end.ok and end.reason.text for end in ends)
+        world.must(is_told, Rule.NOT_TOLD, f"the job has ended, and not everybody knows why: {'; '.join(reasons)}")
+    else:
+        numbers, saved = undisturbed(replace(scenario, seed=0, kills=()))
+        world.must(world.numbers() == numbers, Rule.NOT_REPEATED, "the last numbers are others")
+        is_saved = world.checkpoints.get(world.steps) == saved
+        world.must(is_saved, Rule.NOT_REPEATED, "the last checkpoint is another one")
+    return ReplicaRun(ok, tuple(world.history), reasons, world.judging.took_over)
 
 
-_KNOWN: dict[tuple[int, int, int, int], tuple[tuple[int, int], ...]] = {}
+@cache
+def undisturbed(scenario: ReplicaScenario) -> tuple[Mapping[BucketId, int], Mapping[BucketId, int] | None]:
+    """The last numbers, and the last checkpoint: they depend on the job, not on the order of events."""
+    world = scenario.world()
+    world.run()
+    return world.numbers(), world.checkpoints.get(world.steps)
 
 
-def undisturbed(scenario: ReplicaScenario) -> tuple[tuple[int, int], ...]:
-    """The last numbers of a run without harm: they depend on the job, not on the order of events."""
-    key = (scenario.servers, scenario.workers, scenario.buckets, scenario.steps)
-    if key not in _KNOWN:
-        _KNOWN[key] = ReplicaWorld(replace(scenario, seed=0, harms=())).run().numbers
-    return _KNOWN[key]
+def ways(scenario: ReplicaScenario) -> Iterator[ReplicaScenario]:
+    """Servers that come back or do not, last words that arrive or do not."""
+    for returns, words in product((True, False), repeat=2):
+        yield replace(scenario, servers_return=returns, last_words=words)
 
 
-def points_of(run: ReplicaRun, harms: tuple[Harm, ...] = KILLS, role: Role | None = None) -> Iterator[HarmPoint]:
-    """Every event of a run before its end, with every harm, before and after its effects."""
-    for task, number in run.moments:
-        if role in (None, task.role):
-            for harm in harms:
-                yield HarmPoint(task, number, harm, effects_done=True)
-                if harm in KILLS:
-                    yield HarmPoint(task, number, harm, effects_done=False)
-
-
-def search_one(scenario: ReplicaScenario, harms: tuple[Harm, ...] = KILLS, stride: int = 1) -> ReplicaTally:
-    """Harm at every event (at every ``stride``-th)."""
+def search_one(scenario: ReplicaScenario, stride: int = 1) -> ReplicaTally:
+    """A kill at every event (at every ``stride``-th)."""
     tally = ReplicaTally()
-    for point in list(points_of(_first(scenario), harms))[::stride]:
-        _note(tally, replace(scenario, harms=(point,)))
+    for moment in play(scenario).moments[::stride]:
+        for leaves in (True, False):
+            _note(tally, replace(scenario, kills=(Kill(*moment, leaves),)))
     return tally
 
 
-def search_two(scenario: ReplicaScenario, first: HarmPoint, stride: int = 1) -> ReplicaTally:
-    """A second kill at every event (at every ``stride``-th) after ``first``, which may be of any task."""
+def first_kills(scenario: ReplicaScenario) -> list[Kill]:
+    """Of two: what follows from the event leaves if what had been sent arrives."""
+    return [Kill(*moment, scenario.last_words) for moment in play(scenario).moments]
+
+
+def search_two(scenario: ReplicaScenario, first: Kill, stride: int = 1) -> ReplicaTally:
+    """A second kill at every event (at every ``stride``-th) after ``first``."""
     tally = ReplicaTally()
-    begun = replace(scenario, harms=(first,))
     try:
-        run = play(begun)
+        moments = play(replace(scenario, kills=(first,))).moments
     except Violation:
         return tally  # found by the search for one
-    position = run.moments.index((first.task, first.event)) if (first.task, first.event) in run.moments else 0
-    for task, number in run.moments[position + 1 :: stride]:
-        second = HarmPoint(task, number, first.harm, first.effects_done)
-        _note(tally, replace(scenario, harms=(first, second)))
+    place = moments.index((first.task, first.event))
+    for moment in moments[place + 1 :: stride]:
+        _note(tally, replace(scenario, kills=(first, Kill(*moment, first.leaves))))
     return tally
-
-
-def _first(scenario: ReplicaScenario) -> ReplicaRun:
-    return play(replace(scenario, harms=()))
 
 
 def _note(tally: ReplicaTally, scenario: ReplicaScenario) -> None:
@@ -113,6 +169,6 @@ def _note(tally: ReplicaTally, scenario: ReplicaScenario) -> None:
     except Violation as broken:
         tally.broken.append((scenario, broken))
         return
-    tally.events += run.events
-    tally.takeovers += run.takeovers
+    tally.events += len(run.moments)
+    tally.takeovers += run.took_over
     tally.endings["completed" if run.ok else "; ".join(run.reasons)] += 1

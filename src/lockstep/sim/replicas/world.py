@@ -1,397 +1,410 @@
-"""A small job with second homes, one event at a time: the real machines of ``protocol/replication``.
+"""A whole job with second homes: the machines that run, events in a seeded order, kills at any of them.
 
-Which of all possible events comes next is drawn from a seed: messages keep their order only on one link in one
-direction; proofs, restarts and the work of stores and workers come at any moment. Disturbances come at chosen events
-(``search.py``), so every moment of a run can be tried.
+Bytes are numbers, which stores (``stores.py``) and training loops (``step_loops.py``) mix: a version that was made of
+anything else, in another order or twice, has another number than in the run that nobody disturbs.
 """
 
 from __future__ import annotations
 
+import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
-from random import Random
-from typing import Any
+from functools import partial
 
+from lockstep.protocol.coordinator.coordinator_machine import CoordinatorMachine
+from lockstep.protocol.coordinator.deputy import DeputyMachine
+from lockstep.protocol.coordinator.homed_coordinator import HomedCoordinator
+from lockstep.protocol.coordinator.recovery import LossPolicy, RecoveryRules
 from lockstep.protocol.core.causes import Cause, Reason
-from lockstep.protocol.core.errors import ProtocolError
-from lockstep.protocol.core.events import LinkLost, LinkUp, PeerGone, Tick
-from lockstep.protocol.core.ids import BucketId, ClusterShape, Incarnation, Role, TaskId
-from lockstep.protocol.replication.replica_events import (
-    Compute,
-    MakeCopy,
-    MakeVersion,
-    MessageHeard,
-    ReplicaEffect,
-    ReplicaEvent,
-    Say,
-    SendCopy,
-    SendValue,
-    TakeCopy,
-    TaskEnds,
+from lockstep.protocol.core.effects import (
+    Apply,
+    BecameMember,
+    CopyBucket,
+    Effect,
+    GiveBack,
+    GrantRegion,
+    JobEnded,
+    Prepare,
+    Send,
+    SendGradient,
+    SendMean,
+    SendPull,
+    SendVersion,
+    TakeBucket,
+    VersionReady,
 )
-from lockstep.protocol.replication.replica_messages import ReplicaMessage, Stamped, VersionOf
-from lockstep.protocol.replication.replicated_server import ReplicatedServer
-from lockstep.protocol.replication.replicated_worker import ReplicatedWorker
-from lockstep.sim.replicas.judge import ReplicaJudge
-from lockstep.sim.replicas.store import ReplicaStore, computed
-from lockstep.sim.violation import Rule, Violation, with_story
+from lockstep.protocol.core.events import (
+    Event,
+    GradientArrived,
+    LinkLost,
+    LinkUp,
+    MeanArrived,
+    PeerGone,
+    Prepared,
+    Received,
+    TensorKind,
+    Tick,
+    TransferEnded,
+    VersionArrived,
+)
+from lockstep.protocol.core.ids import BucketId, ClusterShape, Incarnation, Role, TaskId, server
+from lockstep.protocol.core.journal import Journal
+from lockstep.protocol.core.messages import Grant, Join, Message, ParameterEntry, Pull, Setting, Ticket
+from lockstep.protocol.core.plan import make_plan
+from lockstep.protocol.member import MemberMachine
+from lockstep.protocol.server.homed_machine import HomedServerMachine
+from lockstep.protocol.task import TaskMachine
+from lockstep.protocol.worker.worker_machine import WorkerMachine
+from lockstep.sim.replicas.step_loops import LoopMemory, StepLoops
+from lockstep.sim.replicas.stores import StoreMemory, Stores
+from lockstep.sim.violation import Rule, Violation
 
-TRACE_LENGTH = 80
-MOST_EVENTS = 20_000
-Pair = tuple[TaskId, TaskId]
-_Choice = tuple[Callable[[Any], None], Any]
-"""Something that can happen now, and to what."""
+RULES = RecoveryRules(on_worker_loss=LossPolicy.WAIT, server_replicas=1)
+TICKET = Ticket("shm", 0, 1 << 20, 0, b"")
+MOST_EVENTS = 6_000
+_LAZY = 0.01
+"""How likely a lazy queue is served while others could be."""
+_TRACED = 60
+_NEVER = 1e6
+"""Seconds after which a deadline is none."""
 
-
-class Harm(StrEnum):
-    """What happens at an event."""
-
-    KILL = "kill"
-    """SIGKILL; what it had sent still arrives."""
-    KILL_LOSING = "kill, losing"
-    """SIGKILL, and what it had sent is lost."""
-    CUT = "cut"
-    """From now on nothing passes between the first two servers."""
-    BREAK = "break"
-    """All links of the task break, lose what is on its way, and are opened again."""
-
-
-@dataclass(frozen=True, slots=True)
-class HarmPoint:
-    """``task`` is harmed when it has handled its ``event``-th event, before or after the effects are carried out."""
-
-    task: TaskId
-    event: int
-    harm: Harm = Harm.KILL
-    effects_done: bool = True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicaScenario:
-    """One run."""
-
-    seed: int = 0
-    servers: int = 2
-    workers: int = 2
-    buckets: int = 3
-    steps: int = 3
-    digest_every: int = 2
-    harms: tuple[HarmPoint, ...] = ()
-    servers_return: bool = True
-    """A server that was killed is started again; workers always are."""
-    proof_passes: bool = True
-    """Servers that are cut from each other still get proof of each other's end (from their monitors, say)."""
-
-    @property
-    def shape(self) -> ClusterShape:
-        return ClusterShape(self.servers, self.workers)
-
-
-class ReplicaMaker:
-    """Makes the machines. A test that plants a defect overrides one method."""
-
-    def server(self, scenario: ReplicaScenario, task: TaskId, life: Incarnation) -> ReplicatedServer:
-        return ReplicatedServer(task, life, scenario.shape, scenario.buckets, digest_every=scenario.digest_every)
-
-    def worker(self, scenario: ReplicaScenario, task: TaskId, life: Incarnation) -> ReplicatedWorker:
-        return ReplicatedWorker(task, life, scenario.buckets, scenario.steps)
-
-    def store(self) -> ReplicaStore:
-        return ReplicaStore()
+Moment = tuple[TaskId, int]
+"""A task, and the number of its event, over all of its incarnations."""
+Action = Callable[[], None]
 
 
 @dataclass(slots=True)
 class ReplicaTask:
-    """One incarnation of a task."""
+    """One incarnation of a task: its machines and its memory."""
 
-    name: TaskId
-    life: Incarnation
-    machine: ReplicatedServer | ReplicatedWorker
-    store: ReplicaStore
-    work: deque[Callable[[], ReplicaEvent]] = field(default_factory=deque)
-    """What its store or its training loop still has to do."""
+    machine: TaskMachine
     alive: bool = True
-    outcome: TaskEnds | None = None
+    ended: JobEnded | None = None
+    late: bool = False
+    """A next incarnation."""
+    events: int = 0
+    """How many it has handled, with those of its former incarnations."""
+    store: StoreMemory = field(default_factory=StoreMemory)
+    loop: LoopMemory = field(default_factory=LoopMemory)
 
-
-@dataclass(frozen=True, slots=True)
-class ReplicaRun:
-    """How a run ended."""
-
-    ok: bool
-    events: int
-    reasons: tuple[str, ...]
-    causes: frozenset[Cause]
-    """Of tasks that did not end well."""
-    numbers: tuple[tuple[BucketId, int], ...]
-    moments: tuple[tuple[TaskId, int], ...]
-    """Every event before the end was decided: its task, and its number there."""
-    struck: int
-    takeovers: int
+    @property
+    def takes_part(self) -> bool:
+        return self.alive and self.ended is None
 
 
 class ReplicaWorld:
-    """One run."""
+    """All tasks of one run."""
 
-    def __init__(self, scenario: ReplicaScenario, maker: ReplicaMaker | None = None) -> None:
-        self.scenario = scenario
+    rules = RULES
+    eager = True
+    bucket_bytes = 64
+
+    def __init__(self, seed: int = 0, servers: int = 2, workers: int = 2, steps: int = 2, buckets: int = 4) -> None:
+        self.rng = random.Random(seed)
+        self.shape = ClusterShape(servers, workers)
+        self.steps = steps
+        self.parameters = tuple(ParameterEntry(f"p{index}", 16, "float32", 0) for index in range(buckets))
+        self.plan = make_plan(self.parameters, servers, self.bucket_bytes)
         self.now = 0.0
+        self.lives = 0
         self.tasks: dict[TaskId, ReplicaTask] = {}
-        self.judge = ReplicaJudge(scenario.buckets, scenario.steps, self.tasks)
-        self._maker = maker or ReplicaMaker()
-        self._random = Random(scenario.seed)
-        self._lives = 0
-        self._queues: dict[Pair, deque[ReplicaEvent]] = {}
-        self._news: list[tuple[TaskId, PeerGone | LinkLost]] = []
-        """What a task learns otherwise than over a link, at any time."""
-        self._starts: list[TaskId] = []
-        self._unlinked: list[Pair] = []
-        self._cut: set[Pair] = set()
-        self._events: dict[TaskId, int] = dict.fromkeys(scenario.shape.tasks(), 0)
-        self._harms = {(point.task, point.event, point.effects_done): point for point in scenario.harms}
-        self._moments: list[tuple[TaskId, int]] = []
-        self._trace: deque[tuple[int, TaskId, ReplicaEvent | Harm]] = deque(maxlen=TRACE_LENGTH)
-        self._done = 0
-        self._struck = 0
-        for task in scenario.shape.tasks():
-            self._start(task)
+        self.stores = Stores(self)
+        self.loops = StepLoops(self)
+        self.queues: dict[object, deque[Action]] = {}
+        self.lazy: set[object] = set()
+        """Queues that are seldom served."""
+        self.links: dict[tuple[TaskId, TaskId], int] = {}
+        """How often the link between two tasks was lost, as the first of them knows."""
+        self.known: set[tuple[BucketId, int]] = set()
+        """Versions that a worker has."""
+        self.history: list[Moment] = []
+        self.kills: dict[Moment, bool] = {}
+        """Whether what follows from the event still leaves."""
+        self.killed: list[TaskId] = []
+        self.keeps_last_words = True
+        """What a task had sent before it was killed arrives."""
+        self.servers_return = False
+        """Workers do in any case."""
+        self.formed_at = 0
+        """How many events there were before every task was a member."""
+        self.trace: deque[tuple[float, TaskId, Event | str]] = deque(maxlen=_TRACED)
+        for task in self.shape.tasks():
+            self._make(task)
+        for one in self.shape.tasks():
+            for other in self.shape.tasks():
+                if one < other and Role.SERVER in (one.role, other.role):
+                    self.link(one, other)
+
+    # -- tasks --
+
+    def _make(self, task: TaskId) -> None:
+        self.lives += 1
+        journal, shape = Journal(), self.shape
+        join = Join(str(task), self.lives, "host", 1, (Setting("optimizer", "sgd"),))
+        member = MemberMachine(task, shape.coordinator, join, self.now + 300.0, journal, self.now, deputy=server(1))
+        coordinator: CoordinatorMachine | None = None
+        deputy: DeputyMachine | None = None
+        role: HomedServerMachine | WorkerMachine
+        if task.role is Role.SERVER:
+            role = HomedServerMachine(task, shape, journal, eager=self.eager, summed=False, any_rates=False)
+            deputy = DeputyMachine(task, shape, self.rules, journal)
+        else:
+            role = WorkerMachine(task, shape, journal, eager=self.eager, tells_state=True)
+        if task == shape.coordinator:
+            coordinator = HomedCoordinator(shape, 77, journal, self.now, rules=self.rules)
+        machine = TaskMachine(self.lives, member, (role,), coordinator, journal, deputy)
+        self.tasks[task] = ReplicaTask(machine, events=self.tasks[task].events if task in self.tasks else 0)
+        self.put(("start", task), partial(self._start, task))
+
+    def _start(self, task: TaskId) -> None:
+        self.carry_out(task, self.tasks[task].machine.start(self.now))
+
+    def link(self, one: TaskId, other: TaskId) -> None:
+        for here, there in ((one, other), (other, one)):
+            self.put((here, "from", there), partial(self.handle, here, LinkUp(there, self.life(there))))
+
+    def life(self, task: TaskId) -> Incarnation:
+        return self.tasks[task].machine.incarnation
+
+    def number(self) -> int:
+        """One that nothing else has."""
+        self.lives += 1
+        return self.lives
+
+    def put(self, queue: object, action: Action) -> None:
+        self.queues.setdefault(queue, deque()).append(action)
 
     # -- a run --
 
-    def run(self) -> ReplicaRun:
-        """Play to the end; Violation if a rule is broken or nothing can happen any more."""
-        try:
-            while not self._over():
-                chosen = self._next()
-                if chosen is None:
-                    break
-                happen, what = chosen
-                happen(what)
-                if self._done > MOST_EVENTS:
-                    raise Violation(Rule.NO_END, f"no end after {MOST_EVENTS} events")
-            return self._result()
-        except (AssertionError, ProtocolError) as broken:
-            raise with_story(broken, self.story()) from broken
+    def run(self, limit: int = MOST_EVENTS) -> None:
+        """Play it until the job has ended for everybody."""
+        for _ in range(limit):
+            if self.is_over():
+                return
+            ready = [queue for queue, actions in self.queues.items() if actions]
+            if not ready:
+                self._tick()
+                continue
+            self.now += 0.0001
+            prompt = [queue for queue in ready if queue not in self.lazy or self.rng.random() < _LAZY]
+            self.queues[self.rng.choice(prompt or ready)].popleft()()
+        raise self.violation(Rule.NO_END, "the run does not end")
 
-    def _over(self) -> bool:
-        """Every worker that belonged to the job knows its end; one that starts now may still ask how it ended."""
-        workers = [task for task in self.tasks.values() if task.name.role is Role.WORKER]
-        outcomes = [task.outcome for task in workers if task.outcome is not None]
-        if not outcomes or any(task.alive and task.machine.viewing.number for task in workers):
-            return False
-        job_ended = any(outcome.end is not None for outcome in outcomes)
-        return not job_ended or (len(outcomes) == len(workers))
+    def is_over(self) -> bool:
+        """Whether the job has ended for everybody; a task that comes back after that finds nobody."""
+        alive = [task for task in self.tasks.values() if task.alive]
+        return all(task.ended is not None or (task.late and not task.machine.member.job) for task in alive)
 
-    def _result(self) -> ReplicaRun:
-        outcomes = [task.outcome for task in self.tasks.values() if task.outcome is not None]
-        workers = [task.outcome for task in self.tasks.values() if task.name.role is Role.WORKER]
-        ok = all(outcome is not None and outcome.end is not None and outcome.end.ok for outcome in workers)
-        if ok:
-            self.judge.completed()
-        reasons = tuple(sorted({outcome.reason.text for outcome in outcomes if outcome.reason.text}))
-        causes = frozenset(one.reason.cause for one in outcomes if one.end is None or not one.end.ok)
-        return ReplicaRun(
-            ok,
-            self._done,
-            reasons,
-            causes,
-            self.judge.final(),
-            tuple(self._moments),
-            self._struck,
-            self.judge.takeovers,
-        )
-
-    def _next(self) -> _Choice | None:
-        """One of all events that are possible now, or, where there are none, the next deadline.
-
-        None: nobody who is left ever belonged to the job; a real task gives up after ``--startup_timeout``.
-        """
-        choices: list[_Choice] = [
-            (self._deliver, pair) for pair, queue in self._queues.items() if queue and pair not in self._cut
-        ]
-        choices += [(self._work, task) for task in self.tasks.values() if task.work and task.alive]
-        choices += [(self._learn, news) for news in self._news]
-        choices += [(self._restart, name) for name in self._starts]
-        choices += [(self._link, pair) for pair in self._unlinked if self._linkable(pair)]
-        if choices:
-            return choices[self._random.randrange(len(choices))]
-        due = [(at, t) for t in self.tasks.values() if t.alive and (at := t.machine.next_deadline()) is not None]
-        if (
-            not due
-            and self.judge.has_begun
-            and not any(t.machine.viewing.number for t in self.tasks.values() if t.alive)
-        ):
-            return None
-        if not due:
-            raise Violation(Rule.NO_DEADLINE, "nothing can happen any more, and no task has a deadline")
-        at, task = min(due, key=lambda one: (one[0], one[1].name))
+    def _tick(self) -> None:
+        """Nothing is under way: the next thing to happen is a deadline."""
+        there = [task for task in self.tasks.values() if task.takes_part]
+        due = [(at, task) for task in there if (at := task.machine.next_deadline()) is not None]
+        at = min((when for when, _ in due), default=None)
+        if at is None or at >= self.now + _NEVER:
+            raise self.violation(Rule.NO_DEADLINE, "nothing will ever happen again")
         self.now = max(self.now, at)
-        return self._tick, task
+        for when, task in due:
+            if when <= self.now:
+                self.handle(task.machine.task, Tick())
 
-    def _handle(self, task: ReplicaTask, event: ReplicaEvent) -> None:
-        if not task.alive:
+    def violation(self, rule: Rule, text: str) -> Violation:
+        return Violation(rule, text, story=self.story())
+
+    def must(self, holds: bool, rule: Rule, text: str) -> None:
+        if not holds:
+            raise self.violation(rule, text)
+
+    def story(self) -> str:
+        lines = [f"{at:.4f} {task.short} {what}" for at, task, what in self.trace]
+        for name, task in self.tasks.items():
+            lines.append(f"{name} alive={task.alive} ended={task.ended} {task.machine.snapshot()}")
+            lines += [f"  waits {wait}" for wait in task.machine.waits()] if task.alive else []
+        return "\n".join(lines)
+
+    def handle(self, name: TaskId, event: Event) -> None:
+        task = self.tasks[name]
+        if not task.takes_part:
             return
-        self._done += 1
-        number = self._events[task.name]
-        self._events[task.name] += 1
-        if not self.judge.end_is_decided:
-            self._moments.append((task.name, number))
-        self._trace.append((self._done, task.name, event))
+        if isinstance(event, LinkLost):
+            self.links[name, event.peer] = self.links.get((name, event.peer), 0) + 1
+        self.trace.append((self.now, name, event))
+        moment = (name, task.events)
+        task.events += 1
+        self.history.append(moment)
+        if not self.formed_at and all(one.machine.member.job for one in self.tasks.values()):
+            self.formed_at = len(self.history)
         effects = task.machine.handle(event, self.now)
-        if self._harm(task, number, effects_done=False):
-            return
-        for effect in effects:
-            self._carry_out(task, effect)
         task.machine.check()
-        self.judge.handled(task)
-        self._harm(task, number, effects_done=True)
+        killed, leaves = moment in self.kills, self.kills.pop(moment, True)
+        if leaves:
+            self.judge(name, effects)
+            self.carry_out(name, effects)
+        if killed:
+            self.kill(name)
+
+    def judge(self, name: TaskId, effects: Sequence[Effect]) -> None:
+        """What must hold after every event; here nothing, in ``judged_world.py`` a lot."""
+
+    def kill(self, name: TaskId) -> None:
+        self.trace.append((self.now, name, "IS KILLED"))
+        task = self.tasks[name]
+        task.alive = False
+        self.killed.append(name)
+        gone = PeerGone(name, Reason(Cause.DEAD, "was killed by signal 9"), task.machine.incarnation)
+        for peer in self.tasks:
+            if peer == name or Role.SERVER not in (peer.role, name.role):
+                continue
+            if not self.keeps_last_words:
+                self.forget(peer, name)
+            self.forget(name, peer)
+            self.put((peer, "from", name), partial(self._lost, peer, name, gone))
+        for queue in ("store", "later", "train", "disk"):
+            self.queues.pop((queue, name), None)
+        if self.servers_return or name.role is Role.WORKER:
+            self.put(("restart", name), partial(self._restart, name))
+
+    def forget(self, task: TaskId, peer: TaskId) -> None:
+        """Nothing that is on its way to a task from this one arrives."""
+        self.queues.pop((task, "from", peer), None)
+        self.queues.pop((task, "tensors", peer), None)
+
+    def _restart(self, name: TaskId) -> None:
+        """The next incarnation, once everybody has seen the last one's links break."""
+        if any((peer, "from", name) in self.queues and self.queues[peer, "from", name] for peer in self.tasks):
+            self.put(("restart", name), partial(self._restart, name))
+            return
+        self._make(name)
+        self.tasks[name].late = True
+        for peer, task in self.tasks.items():
+            if peer != name and task.alive and Role.SERVER in (peer.role, name.role):
+                self.link(name, peer)
+
+    def _lost(self, peer: TaskId, name: TaskId, gone: PeerGone) -> None:
+        self.queues.pop((peer, "tensors", name), None)
+        self.handle(peer, LinkLost(name, "it is gone"))
+        self.put((peer, "gone", name), partial(self.handle, peer, gone))
 
     # -- effects --
 
-    def _carry_out(self, task: ReplicaTask, effect: ReplicaEffect) -> None:
+    def carry_out(self, name: TaskId, effects: Sequence[Effect]) -> None:
+        task = self.tasks[name]
+        for effect in effects:
+            match effect:
+                case Send(peer=peer, message=message, overtakes=overtakes):
+                    self.say(name, peer, message, "tensors" if overtakes else "from")
+                case BecameMember() if name.role is Role.WORKER:
+                    self.put(("train", name), partial(self.loops.prepare, name, effect))
+                case Prepare():
+                    self.put(("store", name), partial(self.handle, name, Prepared(self.plan)))
+                case GrantRegion(peer=peer):
+                    self.say(name, peer, Grant(TICKET))
+                case SendPull():
+                    self.say(name, effect.peer, Pull(effect.version, effect.have, TICKET, view=effect.view))
+                case SendGradient() | SendVersion() | SendMean():
+                    self._send_tensor(name, effect)
+                case CopyBucket():
+                    self.put(("store", name), partial(self.stores.copy, name, effect))
+                case TakeBucket():
+                    self.put(("store", name), partial(self.stores.take, name, effect))
+                case Apply():
+                    self.stores.apply(name, effect)
+                case GiveBack(arrival=arrival):
+                    task.store.give_back(arrival)
+                case VersionReady(bucket=bucket, version=version):
+                    task.loop.values[bucket] = (version, task.loop.incoming[bucket, version])
+                    self.known.add((bucket, version))
+                    self.put(("train", name), partial(self.loops.go_on, name))
+                case JobEnded():
+                    task.ended = effect
+                case _:
+                    pass
+
+    def reaches(self, name: TaskId, peer: TaskId) -> bool:  # noqa: ARG002 - a cut is between two
+        return self.tasks[peer].alive
+
+    def say(self, name: TaskId, peer: TaskId, message: Message, way: str = "from") -> None:
+        """What may overtake others goes the way of the tensors."""
+        if self.reaches(name, peer):
+            self.put((peer, way, name), partial(self.handle, peer, Received(name, self.life(name), message)))
+
+    # -- tensors --
+
+    def _send_tensor(self, name: TaskId, effect: SendGradient | SendVersion | SendMean) -> None:
         match effect:
-            case Say(peer=peer, message=message):
-                self.judge.said(task.name, message)
-                self._send(task, peer, message)
-            case MakeVersion():
-                self.judge.making(task.name, effect)
-                task.work.append(lambda: task.store.make(effect))
-            case MakeCopy():
-                task.work.append(lambda: task.store.make_copy(effect))
-            case TakeCopy(copy=copy):
-                task.store.take(copy)
-            case SendCopy(peer=peer, view=view, bucket=bucket, version=version):
-                self._send(task, peer, Stamped(view, task.store.copy(bucket, version)))
-            case SendValue(peer=peer, view=view, bucket=bucket, version=version):
-                number = task.store.value(bucket, version)
-                self.judge.known(task.name, bucket, version, number)
-                self._send(task, peer, Stamped(view, VersionOf(version, bucket, number)))
-            case Compute(step=step, values=values, state=state):
-                shape, buckets = self.scenario.shape, self.scenario.buckets
-                task.work.append(lambda: computed(task.name, shape.workers, step, buckets, values, state))
-            case TaskEnds():
-                task.outcome = effect
-                # A server that ends with the job stays until everybody has heard of it.
-                if effect.end is None or task.name.role is Role.WORKER:
-                    self._leave(task, losing=False)
+            case SendGradient():
+                arrive = self._gradient(name, effect)
+            case SendVersion():
+                arrive = self._version(name, effect)
+            case SendMean():
+                arrive = self._mean(name, effect)
+        if self.reaches(name, effect.peer):
+            self.put((effect.peer, "tensors", name), arrive)
 
-    def _send(self, task: ReplicaTask, peer: TaskId, message: ReplicaMessage) -> None:
-        queue = self._queues.get((task.name, peer))
-        if queue is not None and self.tasks[peer].alive:
-            queue.append(MessageHeard(task.name, task.life, message))
+    def _end_transfer(self, name: TaskId, life: Incarnation, ended: TransferEnded) -> None:
+        if self.tasks[name].alive and self.life(name) == life:
+            self.put((name, "tensors", ended.peer), partial(self.handle, name, ended))
 
-    def _deliver(self, pair: Pair) -> None:
-        event = self._queues[pair].popleft()
-        if isinstance(event, LinkLost):
-            del self._queues[pair]
-        self._handle(self.tasks[pair[1]], event)
+    def _gradient(self, name: TaskId, effect: SendGradient) -> Action:
+        cell, life = self.tasks[name].loop.gradients[effect.bucket], self.life(name)
 
-    def _work(self, task: ReplicaTask) -> None:
-        self._handle(task, task.work.popleft()())
+        def arrive() -> None:
+            number = self.tasks[effect.peer].store.keep(self.number(), cell)
+            event = GradientArrived(name, life, effect.step, effect.bucket, effect.edition, number)
+            self.handle(effect.peer, event)
+            ended = TransferEnded(effect.peer, effect.step, effect.bucket, TensorKind.GRADIENT, ok=True)
+            self._end_transfer(name, life, ended)
 
-    def _tick(self, task: ReplicaTask) -> None:
-        self._handle(task, Tick())
+        return arrive
 
-    # -- lives and links --
+    def _version(self, name: TaskId, effect: SendVersion) -> Action:
+        version, value = self.tasks[name].store.slots[effect.bucket, effect.slot]
+        life, wrong = self.life(name), f"{name} has version {version} where {effect.version} should be"
+        self.must(version == effect.version, Rule.UNKNOWN_VERSION, wrong)
 
-    def _start(self, name: TaskId) -> None:
-        self._lives += 1
-        scenario, life = self.scenario, 1000 + self._lives
-        server = name.role is Role.SERVER
-        machine = (self._maker.server if server else self._maker.worker)(scenario, name, life)
-        task = self.tasks[name] = ReplicaTask(name, life, machine, self._maker.store())
-        for effect in machine.start(self.now):
-            self._carry_out(task, effect)
-        for other in scenario.shape.tasks():
-            if other != name and Role.SERVER in (name.role, other.role):
-                self._unlinked.append((name, other))
+        def arrive() -> None:
+            self.tasks[effect.peer].loop.incoming[effect.bucket, effect.version] = value
+            self.handle(effect.peer, VersionArrived(name, effect.version, effect.bucket))
+            ended = TransferEnded(effect.peer, effect.version, effect.bucket, TensorKind.VERSION, ok=True)
+            self._end_transfer(name, life, ended)
 
-    def _linkable(self, pair: Pair) -> bool:
-        """Both ends live, and what was still on its way between former incarnations has arrived."""
-        one, other = pair
-        both = one in self.tasks and other in self.tasks and self.tasks[one].alive and self.tasks[other].alive
-        return both and pair not in self._cut and pair not in self._queues and (other, one) not in self._queues
+        return arrive
 
-    def _link(self, pair: Pair) -> None:
-        one, other = pair
-        self._unlinked = [known for known in self._unlinked if known not in (pair, (other, one))]
-        self._queues[one, other] = deque([LinkUp(one, self.tasks[one].life)])
-        self._queues[other, one] = deque([LinkUp(other, self.tasks[other].life)])
+    def _mean(self, name: TaskId, effect: SendMean) -> Action:
+        """A loan: the second home reads it in the home's memory, until it gives it back."""
+        cell, life, peer = self.tasks[name].store.means[effect.bucket], self.life(name), effect.peer
+        sent, link = list(cell), self.links.get((name, effect.peer), 0)
 
-    def _learn(self, news: tuple[TaskId, PeerGone | LinkLost]) -> None:
-        self._news.remove(news)
-        self._handle(self.tasks[news[0]], news[1])
+        def give_back() -> None:
+            same = cell == sent or self.counts_as_dead(peer)
+            self.must(same, Rule.OVERWRITTEN, f"a mean of {name} was overwritten while {peer} read it")
+            if self.links.get((name, peer), 0) == link:
+                ended = TransferEnded(peer, effect.step, effect.bucket, TensorKind.MEAN, ok=True)
+                self._end_transfer(name, life, ended)
 
-    def _restart(self, name: TaskId) -> None:
-        self._starts.remove(name)
-        self._start(name)
+        def arrive() -> None:
+            self.must(cell == sent, Rule.OVERWRITTEN, f"a mean of {name} was overwritten on its way to {peer}")
+            number = self.tasks[peer].store.keep(self.number(), cell, give_back)
+            self.handle(peer, MeanArrived(name, life, effect.step, effect.bucket, number, effect.update))
 
-    def _leave(self, task: ReplicaTask, *, losing: bool) -> None:
-        """The task is gone. The others notice their links, and get proof, each at a time of its own."""
-        task.alive = False
-        name = task.name
-        self._unlinked = [pair for pair in self._unlinked if name not in pair]
-        self._news = [news for news in self._news if news[0] != name]
-        for other in self.scenario.shape.tasks():
-            self._queues.pop((other, name), None)
-            queue = self._queues.get((name, other))
-            if queue is not None:
-                if losing:
-                    queue.clear()
-                if self.tasks[other].alive:
-                    queue.append(LinkLost(name, "ended"))
-                else:
-                    del self._queues[name, other]
-            proven = self.scenario.proof_passes or (name, other) not in self._cut
-            if other != name and self.tasks[other].alive and proven:
-                reason = Reason(Cause.DEAD, "its monitor reports its end")
-                self._news.append((other, PeerGone(name, reason, task.life)))
-        self._cut = {pair for pair in self._cut if name not in pair}
+        return arrive
 
-    # -- harm --
+    def counts_as_dead(self, task: TaskId) -> bool:  # noqa: ARG002 - nobody does here
+        """Whether nothing that this task still makes counts for anybody."""
+        return False
 
-    def _harm(self, task: ReplicaTask, number: int, *, effects_done: bool) -> bool:
-        point = self._harms.get((task.name, number, effects_done))
-        if point is None or not task.alive or self.judge.end_is_decided:
-            return False
-        if point.harm is Harm.CUT and not self.judge.has_begun:
-            return False  # a cluster that cannot form is not this search's concern
-        self._struck += 1
-        self._trace.append((self._done, task.name, point.harm))
-        match point.harm:
-            case Harm.KILL | Harm.KILL_LOSING:
-                self.judge.killed(task.name)
-                self._leave(task, losing=point.harm is Harm.KILL_LOSING)
-                returns = self.scenario.servers_return or not self.judge.has_begun
-                if task.name.role is Role.WORKER or returns:
-                    self._starts.append(task.name)
-            case Harm.CUT:
-                self.judge.must_complete = False
-                one, other = self.scenario.shape.server_ids()[:2]
-                for pair in ((one, other), (other, one)):
-                    self._cut.add(pair)
-                    if self._queues.pop(pair, None) is not None:
-                        self._news.append((pair[1], LinkLost(pair[0], "silent")))
-            case Harm.BREAK:
-                self._break(task.name)
-        return point.harm in (Harm.KILL, Harm.KILL_LOSING)
+    # -- the end --
 
-    def _break(self, name: TaskId) -> None:
-        """All links of a task break and lose what is on its way."""
-        for other in self.scenario.shape.tasks():
-            if (name, other) not in self._queues or (other, name) not in self._queues:
-                continue
-            for one, two in ((name, other), (other, name)):
-                self._queues[one, two].clear()
-                self._queues[one, two].append(LinkLost(one, "broken"))
-            self._unlinked.append((name, other))
+    def numbers(self) -> dict[BucketId, int]:
+        """Each bucket's last version, as every worker has it; as its home has it if no worker is left."""
+        there = [task for name, task in self.tasks.items() if name.role is Role.WORKER and task.alive]
+        found = [dict(task.loop.values) for task in there if task.loop.values or not task.late] or [self._at_homes()]
+        self.must(all(one == found[0] for one in found), Rule.NOT_REPEATED, f"workers end with {found}")
+        whole = all(version == self.steps for version, _ in found[0].values())
+        self.must(whole, Rule.INCOMPLETE, f"workers end with {found[0]}")
+        return {bucket: value for bucket, (_, value) in found[0].items()}
 
-    def story(self) -> str:
-        """What happened last, and who waits for whom."""
-        lines = [f"in {self.scenario}"]
-        lines += [f"{number:5} {task.short:9} {event}" for number, task, event in self._trace]
-        for task in self.tasks.values():
-            lines += [f"  waits: {wait}" for wait in task.machine.waits() if task.alive]
-        return "\n".join(lines)
+    def _at_homes(self) -> dict[BucketId, tuple[int, int]]:
+        alive = [task for task in self.tasks.values() if task.alive]
+        homes = [(task.store, task.machine.server) for task in alive if task.machine.server is not None]
+        return {b: store.slots[b, self.steps % 2] for store, machine in homes for b in machine.buckets}

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from lockstep.training.onednn_linear import OneDnnLinear, input_gradient, output_of
+from lockstep.training.onednn_linear import OneDnnLinear, input_gradient, output_of, weight_gradient, write_weight_gradient
 from lockstep.training.torch_private import has_gradient_hooks
 from lockstep.training.worker.binding import Bound
 
@@ -78,7 +78,7 @@ class DirectLinear:
         """Backward has reached this layer: the gradients for autograd to add up, or None if they were written."""
         if not self._proven or self._uses != 1:
             return self._plain_gradients(output_gradient, given)
-        torch.mm(output_gradient.t(), given, out=self.weight.gradient)
+        write_weight_gradient(output_gradient, given, self.weight.gradient, by_onednn=self.by_onednn)
         self._on_written(self.weight)
         if self.bias is not None:
             torch.sum(output_gradient, 0, out=self.bias.gradient)
@@ -86,7 +86,7 @@ class DirectLinear:
         return None, None
 
     def _plain_gradients(self, output_gradient: Tensor, given: Tensor) -> tuple[Tensor, Tensor | None]:
-        weight = output_gradient.t().mm(given)
+        weight = weight_gradient(output_gradient, given, by_onednn=self.by_onednn)
         bias = None if self.bias is None else output_gradient.sum(0)
         if self._proven is None and self._uses == 1:
             self._trial = {self.weight.index: weight}

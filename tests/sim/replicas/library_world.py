@@ -6,7 +6,7 @@ steps without gradients, void ones and such that publish values. What they hear 
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from functools import partial
 
 from lockstep.protocol.core.calls import OUTSIDE_LOOPS
@@ -25,7 +25,6 @@ from lockstep.protocol.core.events import (
     BucketMeasured,
     Calling,
     Finished,
-    Prepared,
     Produced,
     Sealed,
     Served,
@@ -33,20 +32,21 @@ from lockstep.protocol.core.events import (
     StepBegun,
     Tick,
 )
-from lockstep.protocol.core.ids import CHIEF, INITIAL_STEP, BucketId, Role, TaskId
+from lockstep.protocol.core.ids import CHIEF, BucketId, Role, TaskId
 from lockstep.protocol.core.messages import (
     Answer,
     CallMade,
     CallPlace,
     Clip,
     GroupRates,
-    Layout,
     Question,
 )
 from lockstep.protocol.core.timing import CALL_SECONDS
-
-from .homed_harms import BrokenRuleError, HarmedWorld
-from .homed_world import BUCKET_BYTES, HomedTask, mixed
+from lockstep.sim.replicas.judged_world import JudgedWorld
+from lockstep.sim.replicas.step_loops import StepLoops
+from lockstep.sim.replicas.stores import mixed
+from lockstep.sim.replicas.world import ReplicaTask
+from lockstep.sim.violation import Rule
 
 GET, PUT = "get", "put"
 CLIP = Clip(5.0, 2.0)
@@ -62,7 +62,14 @@ def state_before(task: TaskId, step: int) -> bytes:
     return mixed(task, step // 2).to_bytes(8, "big")
 
 
-class LibraryWorld(HarmedWorld):
+class _Scripted(StepLoops):
+    """The script of a worker goes on with what it waits for."""
+
+    def go_on(self, name: TaskId) -> None:
+        pass
+
+
+class LibraryWorld(JudgedWorld):
     """Step 0 is clipped by a norm that workers wait for, 1 has buckets without gradients, 2 is clipped by a norm that
     is known later, 3 is void, 4 publishes values."""
 
@@ -75,16 +82,17 @@ class LibraryWorld(HarmedWorld):
         self.late: dict[tuple[TaskId, Wanted], object] = {}
         """Answers that came before the script waits for them."""
         super().__init__(seed, servers, workers, steps, buckets)
+        self.loops = _Scripted(self)
 
     def _hear(self, what: object, told: object) -> object:
         """Every incarnation of a worker hears the same."""
-        if self.heard.setdefault(what, told) != told:
-            raise BrokenRuleError(f"{what} was {self.heard[what]!r} and is {told!r}\n{self.story()}")
+        first = self.heard.setdefault(what, told)
+        self.must(first == told, Rule.WRONG_ANSWER, f"{what} was {first!r} and is {told!r}")
         return told
 
     # -- effects --
 
-    def _carry_out(self, name: TaskId, effects: list[Effect]) -> None:
+    def carry_out(self, name: TaskId, effects: Sequence[Effect]) -> None:
         for effect in effects:
             match effect:
                 case BecameMember() if name.role is Role.WORKER:
@@ -102,23 +110,16 @@ class LibraryWorld(HarmedWorld):
                 case Answered(answer=answer):
                     self._tell(name, ("answer", answer.number), answer)
                 case VersionReady(version=version):
-                    super()._carry_out(name, [effect])
-                    if self._has(name, version):
+                    super().carry_out(name, [effect])
+                    if self.loops.has(name, version):
                         self._tell(name, ("version", version), None)
                 case _:
-                    super()._carry_out(name, [effect])
-
-    def _has(self, name: TaskId, version: int) -> bool:
-        values = self.tasks[name].values
-        return len(values) == len(self.plan.buckets) and all(known == version for known, _ in values.values())
-
-    def _go_on(self, name: TaskId) -> None:
-        """The script of a worker goes on with what it waits for."""
+                    super().carry_out(name, [effect])
 
     def _tell(self, name: TaskId, what: Wanted, told: object) -> None:
         self.put(("train", name), partial(self._resume, name, self.tasks[name], what, told))
 
-    def _resume(self, name: TaskId, task: HomedTask, what: Wanted, told: object) -> None:
+    def _resume(self, name: TaskId, task: ReplicaTask, what: Wanted, told: object) -> None:
         if self.tasks[name] is not task or not task.alive or task.ended is not None:
             return
         if self._wants[name] != what:
@@ -132,7 +133,7 @@ class LibraryWorld(HarmedWorld):
         self._wants[name] = wanted
         if not self.tasks[name].alive:
             return
-        if wanted == _PAUSE or (wanted[0] == "version" and self._has(name, wanted[1])):
+        if wanted == _PAUSE or (wanted[0] == "version" and self.loops.has(name, wanted[1])):
             self._tell(name, wanted, None)
         elif (name, wanted) in self.late:
             self._tell(name, wanted, self.late.pop((name, wanted)))
@@ -146,33 +147,29 @@ class LibraryWorld(HarmedWorld):
 
     def _measure(self, name: TaskId, effect: Measure) -> None:
         task = self.tasks[name]
-        cells = [tuple(task.arrivals[number]) for number in effect.arrivals]
+        cells = [tuple(task.store.arrivals[number]) for number in effect.arrivals]
         norm = mixed(cells, effect.replicas) / 7e10 if cells else 0.0
         self.put(("store", name), partial(self.handle, name, BucketMeasured(effect.bucket, effect.attempt, norm)))
 
     def _serve(self, name: TaskId, effect: Serve) -> None:
         task, question = self.tasks[name], effect.question
         if question.what == PUT:
-            task.momentum[question.bucket] = int(question.data)
-        state = task.momentum.get(question.bucket, 0)
+            task.store.momentum[question.bucket] = int(question.data)
+        state = task.store.momentum.get(question.bucket, 0)
         answer = Answer(question.number, str(state).encode(), "")
         if effect.tells:
             self.handle(name, Served(effect.peer, question, answer))
         else:
-            self._say(name, effect.peer, answer)
+            self.say(name, effect.peer, answer)
 
     # -- the program of a worker --
 
     def _program(self, name: TaskId, member: BecameMember) -> Script:
         yield from self._call(name, CallPlace(0, OUTSIDE_LOOPS, 0))
         start, step = member.start, max(member.start, 0)
-        if start > 0 and member.state != state_before(name, start):
-            raise BrokenRuleError(f"{name} begins step {start} with another state\n{self.story()}")
-        self.handle(name, Prepared(self.plan, Layout(self.plan.hash, BUCKET_BYTES, self.parameters, (), start=start)))
-        if name == CHIEF and start == INITIAL_STEP:
-            for bucket in self.plan.buckets:
-                self.tasks[name].gradients[bucket.id] = [mixed("initial", bucket.id)]
-                self.handle(name, Produced(INITIAL_STEP, bucket.id))
+        is_same = start <= 0 or member.state == state_before(name, start)
+        self.must(is_same, Rule.NOT_REPEATED, f"{name} begins step {start} with another state")
+        self.loops.lay_out(name, start)
         yield ("version", step)
         if name == CHIEF and start <= 0:
             yield from self._load(name)
@@ -215,14 +212,14 @@ class LibraryWorld(HarmedWorld):
 
     def _make_step(self, name: TaskId, step: int) -> Script:
         task = self.tasks[name]
-        values = sorted(task.values.items())
+        values = sorted(task.loop.values.items())
         absent = self._absent(name, step)
         self.handle(name, StepBegun(step, ()))
         for bucket in self.plan.buckets:
             for edition in range(2 if (step, name.index, bucket.id) == (1, 0, 2) else 1):
                 if bucket.id in absent:
                     continue
-                task.gradients[bucket.id] = [mixed(name, step, bucket.id, edition, values)]
+                task.loop.gradients[bucket.id] = [mixed(name, step, bucket.id, edition, values)]
                 self.handle(name, Produced(step, bucket.id))
                 yield _PAUSE
         clip, norm = ((CLIP,) if step % 2 == 0 and step < 4 else ()), 0.0

@@ -14,15 +14,15 @@ import pytest
 from lockstep.protocol.core.causes import Cause
 from lockstep.protocol.core.errors import LocalProtocolError
 from lockstep.protocol.core.ids import server
+from lockstep.sim.replicas.judged_world import Cut, JudgedWorld
+from lockstep.sim.replicas.search import SavingWorld
 
-from .homed_harms import Cut, HarmedWorld
-from .homed_library import LibraryWorld
-from .homed_mutants import MUTANTS, HomedMutant
-from .homed_search import (
+from .library_world import LibraryWorld
+from .replica_mutants import MUTANTS, ReplicaMutant
+from .searches import (
     AgainWorld,
     Calm,
     LibraryAgainWorld,
-    SavingWorld,
     again_and_again,
     calm_run,
     cut_servers,
@@ -34,8 +34,8 @@ from .homed_search import (
 )
 
 
-@pytest.mark.parametrize(("kind", "stride"), [(HarmedWorld, 17), (SavingWorld, 17), (LibraryWorld, 23)])
-def test_any_task_is_killed_at_any_event(kind: type[HarmedWorld], stride: int) -> None:
+@pytest.mark.parametrize(("kind", "stride"), [(JudgedWorld, 17), (SavingWorld, 17), (LibraryWorld, 23)])
+def test_any_task_is_killed_at_any_event(kind: type[JudgedWorld], stride: int) -> None:
     calm = calm_run(kind)
     for world in one_kill(calm, kind, 3, stride):
         assert judged(world, calm)
@@ -48,16 +48,16 @@ def test_a_worker_that_comes_back_during_the_last_checkpoint_gets_the_last_versi
 
 
 def test_the_decision_of_every_step_may_overtake_what_was_said_before() -> None:
-    world = HarmedWorld(steps=6)
+    world = JudgedWorld(steps=6)
     world.run()
-    assert world.overtook >= 6
+    assert world.judging.overtook >= 6
 
 
 def test_a_commit_that_only_a_view_tells_of_frees_what_waited_for_it() -> None:
     """Its home had all gradients of a bucket, and waited for a commit that was lost with the coordinator."""
     calm = calm_run()
     for moment in [moment for moment in calm.moments if moment[0] == server(0)][24:36]:
-        world = HarmedWorld()
+        world = JudgedWorld()
         world.kills[moment], world.keeps_last_words = True, False
         assert judged(world, calm)
 
@@ -80,7 +80,7 @@ def test_two_servers_that_are_cut_from_each_other_never_both_go_on(number: int) 
     """Nobody has proof: neither takes over, and nothing more is committed than what both had decided."""
     calm = calm_run()
     moment = [moment for moment in calm.moments if moment[0] == server(number // 20 % 2)][number // 2]
-    world = HarmedWorld()
+    world = JudgedWorld()
     world.cut = Cut(*moment, (server(1 - moment[0].index),), heals=False)
     with pytest.raises(AssertionError, match="the run does not end"):
         world.run(1_500)
@@ -91,7 +91,7 @@ def test_two_servers_that_are_cut_from_each_other_never_both_go_on(number: int) 
 def test_a_server_that_was_taken_for_dead_ends_when_it_hears_of_it() -> None:
     calm = calm_run()
     moment = [moment for moment in calm.moments if moment[0] == server(0)][20]
-    world = HarmedWorld()
+    world = JudgedWorld()
     world.cut = Cut(*moment, tuple(task for task in world.tasks if task != server(0)), believed_dead=True)
     assert judged(world, calm)
     ended = world.tasks[server(0)].ended
@@ -113,7 +113,7 @@ def test_what_was_handed_on_is_said_again_although_another_bucket_is_held() -> N
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
-def test_a_planted_bug_is_found(mutant: HomedMutant, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_planted_bug_is_found(mutant: ReplicaMutant, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = search(mutant.part)
     run = next(runs)  # what is right was played before this
     monkeypatch.setattr(mutant.owner, mutant.attribute, mutant.defect)
@@ -121,7 +121,7 @@ def test_a_planted_bug_is_found(mutant: HomedMutant, monkeypatch: pytest.MonkeyP
         _judge_all([run], runs)
 
 
-def _judge_all(*runs: Iterable[tuple[HarmedWorld, Calm, bool]]) -> None:
+def _judge_all(*runs: Iterable[tuple[JudgedWorld, Calm, bool]]) -> None:
     for world, calm, may_end in chain(*runs):
         judged(world, calm, may_end=may_end)
 
@@ -131,14 +131,14 @@ def _judge_all(*runs: Iterable[tuple[HarmedWorld, Calm, bool]]) -> None:
 @pytest.mark.timeout(1800)
 def test_every_event() -> None:
     played = 0
-    for kind in (HarmedWorld, SavingWorld, LibraryWorld):
+    for kind in (JudgedWorld, SavingWorld, LibraryWorld):
         calm = calm_run(kind)
         for world in one_kill(calm, kind, 0, 1):
             played += judged(world, calm)
     calm = calm_run()
     for world in cut_servers(calm, 0, 1):
         played += judged(world, calm)
-    for kind in (HarmedWorld, LibraryWorld):
+    for kind in (JudgedWorld, LibraryWorld):
         calm = calm_run(kind)
         for world in two_kills(calm, random.Random(0), 1000, kind):
             judged(world, calm, may_end=True)

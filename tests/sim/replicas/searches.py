@@ -10,29 +10,22 @@ from typing import NamedTuple
 
 from lockstep.protocol.core.events import Event
 from lockstep.protocol.core.ids import BucketId, Role, TaskId, server, worker
+from lockstep.sim.replicas.judged_world import Cut, JudgedWorld
+from lockstep.sim.replicas.search import SavingWorld
+from lockstep.sim.replicas.world import Moment
+from lockstep.sim.violation import Rule
 
-from .homed_harms import SAVING, BrokenRuleError, Cut, HarmedWorld
-from .homed_library import STEPS, LibraryWorld
-
-Moment = tuple[TaskId, int]
-"""A task, and the number of its event."""
-
+from .library_world import STEPS, LibraryWorld
 
 LATER: set[object] = {("later", server(0)), ("later", server(1))}
 """Second homes that take their time to make what they hold."""
 
 
-class SavingWorld(HarmedWorld):
-    """Every version goes into a checkpoint."""
-
-    rules = SAVING
-
-
-class AgainWorld(HarmedWorld):
+class AgainWorld(JudgedWorld):
     """Every server that is killed comes back, and once all are whole again, another one may be killed."""
 
     dice = random.Random(0)
-    calm: type[HarmedWorld] = HarmedWorld
+    calm: type[JudgedWorld] = JudgedWorld
     """The same without kills."""
     steps_of_it = 8
 
@@ -63,14 +56,14 @@ class Calm(NamedTuple):
     """What workers were told outside of the steps."""
 
 
-def calm_run(kind: type[HarmedWorld] = HarmedWorld, **shape: int) -> Calm:
+def calm_run(kind: type[JudgedWorld] = JudgedWorld, **shape: int) -> Calm:
     world = kind(**shape)
     world.run()
     last = world.checkpoints.get(world.steps, {})
     return Calm(world.numbers(), world.history[world.formed_at :], last, world.heard)
 
 
-def judged(world: HarmedWorld, calm: Calm, *, may_end: bool = False) -> bool:
+def judged(world: JudgedWorld, calm: Calm, *, may_end: bool = False) -> bool:
     """Play it to its end; whether it ended well. ``may_end``: it need not, if all are told."""
     world.run(6_000)
     ends = [
@@ -79,17 +72,16 @@ def judged(world: HarmedWorld, calm: Calm, *, may_end: bool = False) -> bool:
     if not all(end.ok for end in ends):
         if may_end and all(not end.ok and end.reason.text for end in ends):
             return False
-        raise BrokenRuleError(f"the job has ended\n{world.story()}")
-    if world.numbers() != calm.numbers:
-        raise BrokenRuleError(f"other numbers\n{world.story()}")
-    if calm.last and world.checkpoints.get(world.steps) != calm.last:
-        raise BrokenRuleError(f"another last checkpoint\n{world.story()}")
-    if any(calm.heard[what] != told for what, told in world.heard.items()):
-        raise BrokenRuleError(f"workers heard something else\n{world.story()}")
+        raise world.violation(Rule.BAD_END, "the job has ended")
+    world.must(world.numbers() == calm.numbers, Rule.NOT_REPEATED, "other numbers")
+    is_saved = not calm.last or world.checkpoints.get(world.steps) == calm.last
+    world.must(is_saved, Rule.NOT_REPEATED, "another last checkpoint")
+    is_same = all(calm.heard[what] == told for what, told in world.heard.items())
+    world.must(is_same, Rule.WRONG_ANSWER, "workers heard something else")
     return True
 
 
-def one_kill(calm: Calm, kind: type[HarmedWorld], first: int, stride: int) -> Iterator[HarmedWorld]:
+def one_kill(calm: Calm, kind: type[JudgedWorld], first: int, stride: int) -> Iterator[JudgedWorld]:
     """Any task at every so-manieth event. What follows from the event still leaves, or not; what had left arrives, or
     not; a server comes back, or not."""
     for number, moment in enumerate(calm.moments[first::stride]):
@@ -97,12 +89,12 @@ def one_kill(calm: Calm, kind: type[HarmedWorld], first: int, stride: int) -> It
             world = kind()
             world.kills[moment] = bool(variant & 1)
             world.keeps_last_words = bool(variant & 2)
-            world.restarts = bool(variant & 4) or moment[0].role is Role.WORKER
+            world.servers_return = bool(variant & 4)
             world.lazy = LATER if number % 3 == 0 else set()
             yield world
 
 
-def late_kills(seeds: range) -> Iterator[tuple[HarmedWorld, Calm]]:
+def late_kills(seeds: range) -> Iterator[tuple[JudgedWorld, Calm]]:
     """A worker that has finished, or nearly so, while the last checkpoint is written; it comes back."""
     for seed in seeds:
         calm = calm_run(SavingWorld, seed=seed)
@@ -110,14 +102,14 @@ def late_kills(seeds: range) -> Iterator[tuple[HarmedWorld, Calm]]:
         for moment in chain(*last):
             for variant in range(4):
                 world = SavingWorld(seed=seed)
-                world.kills[moment], world.restarts = bool(variant & 1), True
+                world.kills[moment] = bool(variant & 1)
                 world.lazy = LATER if variant & 2 else set()
                 yield world, calm
 
 
 def two_kills(
-    calm: Calm, dice: random.Random, runs: int, kind: type[HarmedWorld] = HarmedWorld
-) -> Iterator[HarmedWorld]:
+    calm: Calm, dice: random.Random, runs: int, kind: type[JudgedWorld] = JudgedWorld
+) -> Iterator[JudgedWorld]:
     """A server, and shortly before or after it a worker, or, in every third run, the other server; all come back."""
     for number in range(runs):
         world = kind()
@@ -126,12 +118,12 @@ def two_kills(
         others = {worker(0), worker(1)} if number % 3 else {server(1 - first[0].index)}
         second = dice.choice([moment for moment in near if moment[0] in others] or [first])
         world.kills = {first: dice.random() < 0.5, second: dice.random() < 0.5}
-        world.restarts, world.keeps_last_words = True, dice.random() < 0.5
+        world.servers_return, world.keeps_last_words = True, dice.random() < 0.5
         world.lazy = LATER if number % 2 else set()
         yield world
 
 
-def cut_servers(calm: Calm, first: int, stride: int, kind: type[HarmedWorld] = HarmedWorld) -> Iterator[HarmedWorld]:
+def cut_servers(calm: Calm, first: int, stride: int, kind: type[JudgedWorld] = JudgedWorld) -> Iterator[JudgedWorld]:
     """One server is cut from the other, or from everybody, who then take it for dead; some cuts heal."""
     moments = [moment for moment in calm.moments if moment[0].role is Role.SERVER]
     for number, moment in enumerate(moments[first::stride]):
@@ -152,7 +144,7 @@ def again_and_again(
         shape = {"seed": seed, "servers": servers, "steps": kind.steps_of_it, "buckets": 3}
         calm, dice = calm_run(kind.calm, **shape), random.Random(seed)
         world = kind(**shape)
-        world.restarts, world.dice, world.keeps_last_words = True, random.Random(seed), bool(seed % 2)
+        world.servers_return, world.dice, world.keeps_last_words = True, random.Random(seed), bool(seed % 2)
         moments = [moment for moment in calm.moments if moment[0].role is Role.SERVER]
         world.kills[dice.choice(moments[: len(moments) // 2])] = bool(seed % 3)
         yield world, calm
@@ -172,13 +164,13 @@ class Part(StrEnum):
     LIBRARY_AGAIN = "kills, each after all were whole again, in a program of the library"
 
 
-def search(part: Part, stride: int = 9) -> Iterator[tuple[HarmedWorld, Calm, bool]]:
+def search(part: Part, stride: int = 9) -> Iterator[tuple[JudgedWorld, Calm, bool]]:
     """Runs to be judged; the last field: whether the job may end."""
     of_library = part in (Part.LIBRARY, Part.LIBRARY_TWO, Part.LIBRARY_AGAIN)
     if part is Part.LATE:
         yield from ((world, calm, False) for world, calm in late_kills(range(12)))
         return
-    kind = LibraryWorld if of_library else SavingWorld if part is Part.SAVE else HarmedWorld
+    kind = LibraryWorld if of_library else SavingWorld if part is Part.SAVE else JudgedWorld
     calm = calm_run(kind)
     if part in (Part.AGAIN, Part.LIBRARY_AGAIN):
         again = LibraryAgainWorld if of_library else AgainWorld

@@ -35,12 +35,12 @@ from lockstep.protocol.server.step_norm import StepNorm
 from lockstep.protocol.task import TaskMachine
 from lockstep.protocol.worker.questions import Questions
 from lockstep.protocol.worker.worker_machine import WorkerMachine
+from lockstep.sim.replicas.stores import Stores
 
-from .homed_search import Part
-from .homed_world import HomedWorld
+from .searches import Part
 
 
-class HomedMutant(NamedTuple):
+class ReplicaMutant(NamedTuple):
     """``owner``'s ``attribute`` is ``defect`` while the search runs."""
 
     owner: type
@@ -63,7 +63,7 @@ _RIGHT: dict[str, Callable[..., Any]] = {
     "server_lost": HomedServerMachine._on_server_lost,
     "holding": HomedServerMachine._on_holding,
     "on_resolution": DeputyMachine._on_resolution,
-    "copy": HomedWorld._copy,
+    "copy": Stores.copy,
     "on_copy": SecondShard.on_copy,
 }
 
@@ -173,10 +173,11 @@ def copies_are_of_no_use(self: ServerLosses, task: TaskId) -> None:
     self.placement = Placement(tuple(replace(h, whole=True) for h in after.shards), after.coordination)
 
 
-def copies_have_no_optimizer_state(self: HomedWorld, name: TaskId, effect: CopyBucket) -> None:
-    self.tasks[name].momentum, kept = {}, self.tasks[name].momentum
+def copies_have_no_optimizer_state(self: Stores, name: TaskId, effect: CopyBucket) -> None:
+    memory = self._world.tasks[name].store
+    memory.momentum, kept = {}, memory.momentum
     _RIGHT["copy"](self, name, effect)
-    self.tasks[name].momentum = kept
+    memory.momentum = kept
 
 
 def takes_over_in_the_middle_of_an_update(self: HomedServerMachine, view: View) -> bool:
@@ -246,37 +247,37 @@ def the_end_of_a_former_incarnation_counts(self: RunningJob, worker: TaskId) -> 
 
 
 MUTANTS = (
-    HomedMutant(HomedServerMachine, "_waits_for_second", does_not_wait_for_the_second_home),
-    HomedMutant(DeputyMachine, "handle", deputy_takes_over_when_a_link_is_lost, Part.CUT),
-    HomedMutant(HomedCoordinator, "_held", decisions_do_not_wait_for_the_deputy),
-    HomedMutant(HomedCoordinator, "_resolution", decisions_leave_out_states, Part.TWO),
-    HomedMutant(HomedCoordinator, "_say_resolution", decisions_overtake_what_they_belong_to, Part.LIBRARY),
-    HomedMutant(DeputyMachine, "_on_resolution", deputy_keeps_only_the_first_decision),
-    HomedMutant(SecondShard, "on_mean", second_home_confirms_what_it_has_not),
-    HomedMutant(SecondShard, "_make_next", second_home_makes_it_with_other_rates),
-    HomedMutant(HomedServerMachine, "_be_home", second_home_makes_it_from_the_start_again),
-    HomedMutant(HomedServerMachine, "_say_if_whole", is_called_whole_too_soon),
-    HomedMutant(HomedServerMachine, "_save_anew", shards_are_not_saved_anew, Part.SAVE),
-    HomedMutant(Saving, "change_savers", checkpoint_waits_for_who_is_lost, Part.SAVE),
-    HomedMutant(HomedServerMachine, "_say_saved", what_was_saved_in_a_former_view_counts, Part.SAVE),
-    HomedMutant(RunningJob, "_await_again", the_end_of_a_former_incarnation_counts, Part.LATE),
-    HomedMutant(Places, "take", old_views_count),
-    HomedMutant(MemberMachine, "follow", nobody_follows_the_deputy),
-    HomedMutant(TaskMachine, "_tell_strangers", strangers_are_not_told, Part.TWO),
-    HomedMutant(WorkerMachine, "_move", workers_send_nothing_again),
-    HomedMutant(HomedServerMachine, "_may_apply", means_are_overwritten_on_their_way),
-    HomedMutant(ServerLosses, "come_back", copies_are_of_no_use),
-    HomedMutant(HomedWorld, "_copy", copies_have_no_optimizer_state, Part.AGAIN),
-    HomedMutant(HomedServerMachine, "_has_to_make_before", takes_over_in_the_middle_of_an_update),
-    HomedMutant(HomedServerMachine, "_on_server_lost", means_are_overwritten_after_a_cut, Part.CUT),
-    HomedMutant(HomedServerMachine, "_on_holding", second_home_says_too_soon_that_it_reads_no_more, Part.CUT),
-    HomedMutant(HomedCoordinator, "_resolution", answers_to_calls_are_told_before_they_are_held, Part.LIBRARY),
-    HomedMutant(DeputyMachine, "_on_call", deputy_forgets_calls, Part.LIBRARY),
-    HomedMutant(StepNorm, "partial_by_shard", norms_are_added_up_by_server, Part.LIBRARY),
-    HomedMutant(RunningJob, "_norm_change", property(norms_of_former_views_count), Part.LIBRARY),
-    HomedMutant(HomedServerMachine, "_take_in_seals", seals_do_not_hold_for_what_was_taken_over, Part.LIBRARY),
-    HomedMutant(Questions, "ask_homes", nobody_else_is_asked, Part.LIBRARY),
-    HomedMutant(HomedServerMachine, "_on_served", second_home_does_not_get_what_was_loaded, Part.LIBRARY),
-    HomedMutant(HomedServerMachine, "_lags", loaded_is_said_before_the_second_home_has_it, Part.LIBRARY),
-    HomedMutant(SecondShard, "on_copy", copies_of_what_was_loaded_are_refused, Part.LIBRARY),
+    ReplicaMutant(HomedServerMachine, "_waits_for_second", does_not_wait_for_the_second_home),
+    ReplicaMutant(DeputyMachine, "handle", deputy_takes_over_when_a_link_is_lost, Part.CUT),
+    ReplicaMutant(HomedCoordinator, "_held", decisions_do_not_wait_for_the_deputy),
+    ReplicaMutant(HomedCoordinator, "_resolution", decisions_leave_out_states, Part.TWO),
+    ReplicaMutant(HomedCoordinator, "_say_resolution", decisions_overtake_what_they_belong_to, Part.LIBRARY),
+    ReplicaMutant(DeputyMachine, "_on_resolution", deputy_keeps_only_the_first_decision),
+    ReplicaMutant(SecondShard, "on_mean", second_home_confirms_what_it_has_not),
+    ReplicaMutant(SecondShard, "_make_next", second_home_makes_it_with_other_rates),
+    ReplicaMutant(HomedServerMachine, "_be_home", second_home_makes_it_from_the_start_again),
+    ReplicaMutant(HomedServerMachine, "_say_if_whole", is_called_whole_too_soon),
+    ReplicaMutant(HomedServerMachine, "_save_anew", shards_are_not_saved_anew, Part.SAVE),
+    ReplicaMutant(Saving, "change_savers", checkpoint_waits_for_who_is_lost, Part.SAVE),
+    ReplicaMutant(HomedServerMachine, "_say_saved", what_was_saved_in_a_former_view_counts, Part.SAVE),
+    ReplicaMutant(RunningJob, "_await_again", the_end_of_a_former_incarnation_counts, Part.LATE),
+    ReplicaMutant(Places, "take", old_views_count),
+    ReplicaMutant(MemberMachine, "follow", nobody_follows_the_deputy),
+    ReplicaMutant(TaskMachine, "_tell_strangers", strangers_are_not_told, Part.TWO),
+    ReplicaMutant(WorkerMachine, "_move", workers_send_nothing_again),
+    ReplicaMutant(HomedServerMachine, "_may_apply", means_are_overwritten_on_their_way),
+    ReplicaMutant(ServerLosses, "come_back", copies_are_of_no_use),
+    ReplicaMutant(Stores, "copy", copies_have_no_optimizer_state, Part.AGAIN),
+    ReplicaMutant(HomedServerMachine, "_has_to_make_before", takes_over_in_the_middle_of_an_update),
+    ReplicaMutant(HomedServerMachine, "_on_server_lost", means_are_overwritten_after_a_cut, Part.CUT),
+    ReplicaMutant(HomedServerMachine, "_on_holding", second_home_says_too_soon_that_it_reads_no_more, Part.CUT),
+    ReplicaMutant(HomedCoordinator, "_resolution", answers_to_calls_are_told_before_they_are_held, Part.LIBRARY),
+    ReplicaMutant(DeputyMachine, "_on_call", deputy_forgets_calls, Part.LIBRARY),
+    ReplicaMutant(StepNorm, "partial_by_shard", norms_are_added_up_by_server, Part.LIBRARY),
+    ReplicaMutant(RunningJob, "_norm_change", property(norms_of_former_views_count), Part.LIBRARY),
+    ReplicaMutant(HomedServerMachine, "_take_in_seals", seals_do_not_hold_for_what_was_taken_over, Part.LIBRARY),
+    ReplicaMutant(Questions, "ask_homes", nobody_else_is_asked, Part.LIBRARY),
+    ReplicaMutant(HomedServerMachine, "_on_served", second_home_does_not_get_what_was_loaded, Part.LIBRARY),
+    ReplicaMutant(HomedServerMachine, "_lags", loaded_is_said_before_the_second_home_has_it, Part.LIBRARY),
+    ReplicaMutant(SecondShard, "on_copy", copies_of_what_was_loaded_are_refused, Part.LIBRARY),
 )

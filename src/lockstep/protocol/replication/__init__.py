@@ -1,1 +1,0 @@
-"""Servers with a second home: what is handed on, who takes over, and when. `docs/replication.md` has the rules."""
