@@ -268,7 +268,7 @@ class CoordinatorRig(Rig):
 class MemberRig(Rig):
     """The membership of worker 1."""
 
-    def __init__(self, *, seconds: float = 300.0) -> None:
-        journal = Journal()
-        self.machine = MemberMachine(worker(1), server(0), join_of(worker(1)), 100.0 + seconds, journal, 100.0)
+    def __init__(self, *, seconds: float = 300.0, deputy: TaskId | None = None) -> None:
+        journal, join = Journal(), join_of(worker(1))
+        self.machine = MemberMachine(worker(1), server(0), join, 100.0 + seconds, journal, 100.0, deputy=deputy)
         super().__init__(self.machine, journal)

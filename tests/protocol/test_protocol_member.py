@@ -12,7 +12,7 @@ from lockstep.protocol.core.effects import BecameMember, JobEnded, Send, StillMi
 from lockstep.protocol.core.events import Broken, Finished, LinkLost, LinkUp, PeerGone, Tick
 from lockstep.protocol.core.ids import INITIAL_STEP, server, worker
 from lockstep.protocol.core.messages import Done, End, Failed, Lost, Member, MissingTask, Refused, Roster, View
-from lockstep.protocol.core.timing import REPEAT_SECONDS
+from lockstep.protocol.core.timing import HEADLESS_SECONDS, REPEAT_SECONDS
 from lockstep.protocol.member import MEMBER_PHASE_TRANSITIONS, MemberPhase, MemberPhaseTrigger
 from lockstep.protocol.phrases import waited_for
 from protocol.protocol_rigs import MemberRig, join_of, life, only
@@ -183,6 +183,43 @@ def test_a_coordinator_that_began_anew_after_the_loss_of_a_server_is_not_blamed_
     rig.tell(PeerGone(server(1), because("was killed by SIGKILL")))
     ended = JobEnded(False, str(server(1)), INITIAL_STEP, because("was killed by SIGKILL"))
     assert rig.tell(PeerGone(PS, because("was started again"))) == [ended]
+
+
+# -- with second homes: server 1 is the deputy --
+
+GONE, DEPUTY_GONE = (PeerGone(task, because("was killed by signal 9"), life(task)) for task in (PS, server(1)))
+
+
+def test_the_late_end_of_a_former_coordinator_does_not_count_once_the_next_is_here() -> None:
+    rig = MemberRig(deputy=server(1))
+    rig.tell(UP)
+    rig.tell(LOST)
+    assert rig.tell(LinkUp(PS, 99)) == [Send(PS, join_of(ME))]
+    assert rig.tell(GONE) == []
+    rig.now += HEADLESS_SECONDS + 1
+    assert rig.tell(Tick()) == [Send(PS, join_of(ME))]
+
+
+@pytest.mark.parametrize("order", [(GONE, DEPUTY_GONE), (DEPUTY_GONE, GONE)], ids=["coordinator first", "deputy first"])
+def test_while_the_cluster_forms_both_servers_may_be_started_again(order: tuple[PeerGone, PeerGone]) -> None:
+    rig = MemberRig(deputy=server(1))
+    rig.tell(UP)
+    rig.tell(LOST)
+    assert [rig.tell(event) for event in order] == [[], []]
+    assert Send(PS, join_of(ME)) in rig.tell(LinkUp(PS, 99))
+    rig.now += HEADLESS_SECONDS + 1
+    assert not any(isinstance(effect, JobEnded) for effect in rig.tell(Tick()))
+
+
+@pytest.mark.parametrize("seconds", [300.0, 10.0], ids=["in half a minute", "at the end of the start"])
+def test_a_coordinator_that_does_not_come_back_is_named_with_its_end(seconds: float) -> None:
+    rig = MemberRig(seconds=seconds, deputy=server(1))
+    rig.tell(UP)
+    rig.tell(LOST)
+    rig.tell(GONE)
+    rig.tell(DEPUTY_GONE)
+    rig.now += min(HEADLESS_SECONDS, seconds)
+    assert rig.tell(Tick()) == [JobEnded(False, str(PS), INITIAL_STEP, GONE.reason)]
 
 
 def test_nothing_happens_after_the_end() -> None:

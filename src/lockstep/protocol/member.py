@@ -151,8 +151,8 @@ class MemberMachine:
                 return self._on_found_again(event)
             case LinkLost(peer=peer) if peer == self.coordinator:
                 return self._on_link_lost(event, now)
-            case PeerGone(peer=peer):
-                return self._on_peer_gone(event, now)
+            case PeerGone():
+                return [] if self._is_former_coordinator(event) else self._on_peer_gone(event, now)
             case Received(peer=peer) if peer == self.coordinator:
                 return self._on_received(event, now)
             case Finished():
@@ -199,14 +199,20 @@ class MemberMachine:
         self._journal.record(now, Happening.LINK_LOST, peer=self.coordinator, cause=event.reason)
         return []
 
+    def _is_former_coordinator(self, event: PeerGone) -> bool:
+        """While the cluster forms: its end was noticed late, and this task is linked with the next one already."""
+        is_it = event.peer == self.coordinator and event.incarnation not in (0, self._coordinator_life)
+        return is_it and self._linked and not self._view
+
     def _on_peer_gone(self, event: PeerGone, now: float) -> list[Effect]:
         """Notify the coordinator. If it is the one that is gone, no task is left to decide, and the job ends here."""
-        if event.peer == self.coordinator and self._deputy is not None and self._deputy not in self._losses:
+        may_come_back = not self._view or self._deputy not in self._losses
+        if event.peer == self.coordinator and self._deputy is not None and may_come_back:
             if self._headless is None:
                 self._headless = (now + HEADLESS_SECONDS, event)
                 self._repeat_at = now + REPEAT_SECONDS
             return []
-        if self._headless is not None and event.peer == self._deputy:
+        if self._headless is not None and event.peer == self._deputy and self._view:
             event = self._headless[1]  # nobody is left that holds the decisions
         if event.peer == self.coordinator:
             culprit, reason = self._why_coordinator_gone(event)
@@ -389,7 +395,9 @@ class MemberMachine:
 
     def _give_up(self, now: float) -> list[Effect]:
         waited = now - self._since
-        if self.phase is MemberPhase.OUTSIDE:
+        if self._headless is not None:
+            culprit, reason = str(self._headless[1].peer), self._headless[1].reason
+        elif self.phase is MemberPhase.OUTSIDE:
             culprit, reason = str(self.coordinator), Reason(Cause.NEVER_STARTED, phrases.not_reached(waited))
         elif not self._missing or self._coordinator_is_silent(now):
             culprit, reason = str(self.coordinator), Reason(Cause.COMMUNICATION, phrases.join_not_answered(waited))

@@ -11,7 +11,6 @@ from torch.nn import functional
 
 from lockstep.training.torch_private import onednn_product
 
-
 _PIECE = 512 * 1024
 """Numbers of a weight's gradient that are made at once where they are copied: they stay in the cache."""
 _LEAST_ROWS = 16

@@ -17,7 +17,13 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from lockstep.training.onednn_linear import OneDnnLinear, input_gradient, output_of, weight_gradient, write_weight_gradient
+from lockstep.training.onednn_linear import (
+    OneDnnLinear,
+    input_gradient,
+    output_of,
+    weight_gradient,
+    write_weight_gradient,
+)
 from lockstep.training.torch_private import has_gradient_hooks
 from lockstep.training.worker.binding import Bound
 
