@@ -24,6 +24,8 @@ optimizer's state; the model, the norms and the state must be the same.
 killing what ran there, so its connections stay open. Both need ``--kill=servers --server_replicas=1``. The same
 command is started again after the next commit, as when a host comes back.
 
+``--device=gpu`` computes and updates on a GPU that all tasks share, deterministically; not with ``--library``.
+
 Several of these may run side by side: each has a folder, ports and hosts of its own.
 """
 
@@ -430,6 +432,7 @@ def main() -> int:
     parser.add_argument("--kill", choices=("all", "servers"), default="all")
     parser.add_argument("--server_replicas", type=int, choices=(0, 1), default=0)
     parser.add_argument("--spares", type=int, default=0)
+    parser.add_argument("--device", choices=("cpu", "gpu"), default="cpu")
     parser.add_argument("--library", action="store_true")
     parser.add_argument("--also_monitors", action="store_true")
     parser.add_argument("--hosts", choices=("here", "namespaces"), default="here")
@@ -441,8 +444,8 @@ def main() -> int:
         parser.error(f"--hosts=namespaces: {why}")
     if asked.library and (asked.kill != "servers" or not asked.server_replicas):
         parser.error("--library needs --kill=servers --server_replicas=1")
-    if asked.library and asked.spares:
-        parser.error("--spares is of one command, which --library has not")
+    if asked.library and (asked.spares or asked.device == "gpu"):
+        parser.error("--library takes neither --spares, which are of one command, nor --device=gpu")
     shape = ClusterShape(2, asked.workers)
     steps = asked.steps or (1200 if asked.spares else 400)
     only_servers = asked.kill == "servers"
@@ -451,9 +454,11 @@ def main() -> int:
     flags = [
         f"--model={asked.model}",
         "--data_name=cifar10",
-        "--device=cpu",
+        f"--device={asked.device}",
+        *(("--deterministic",) if asked.device == "gpu" else ()),
         "--batch_size=2",
         "--num_threads=1",
+        f"--local_parameter_device={asked.device}",
         f"--num_batches={plan.steps}",
         "--num_warmup_batches=0",
         "--optimizer=momentum",
@@ -462,7 +467,7 @@ def main() -> int:
         f"--restarts={plan.kills}",
         f"--server_protocol={asked.protocol}",
     ]
-    replicas = ["--server_replicas=1", "--local_parameter_device=cpu"] if plan.replicas else []
+    replicas = ["--server_replicas=1"] if plan.replicas else []
     if plan.library:
         flags, replicas = [f"--server_protocol={asked.protocol}"], ["--server_replicas=1"]
     everything: list[Recovery] = []

@@ -222,11 +222,12 @@ def test_stores_and_gloo_take_what_we_give_them() -> None:
     store.set("key", "value")
     assert store.get("key") == b"value"
     assert issubclass(private.c10d.TCPStore, private.c10d.Store)
-    device = dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")
-    group: Any = dist.ProcessGroupGloo(store, 0, 1, private.gloo_options(device, timedelta(seconds=5)))
-    tensor = torch.ones(2)
-    group.allreduce([tensor]).wait()
-    assert tensor.tolist() == [1, 1]
+    devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1") for _ in range(2)]
+    group: Any = dist.ProcessGroupGloo(store, 0, 1, private.gloo_options(devices, timedelta(seconds=5)))
+    tensors = [torch.full((2,), float(number)) for number in range(3)]
+    for work in [group.allreduce([tensor]) for tensor in tensors]:
+        work.wait()
+    assert [tensor.tolist() for tensor in tensors] == [[0, 0], [1, 1], [2, 2]]
 
 
 def test_trees_are_mapped() -> None:

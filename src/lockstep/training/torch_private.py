@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from types import GetSetDescriptorType
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch._C._distributed_c10d as c10d  # torch.distributed has its stores too, but does not declare them
@@ -182,9 +182,14 @@ def allow_variants(count: int) -> None:
 # -- torch.distributed --
 
 
-def gloo_options(device: object, patience: timedelta) -> Any:
-    """For a group over gloo that listens at one device."""
+GLOO_THREADS: Final = 2
+"""Which carry out what is reduced at a time; torch's own choice for a group of one device."""
+
+
+def gloo_options(devices: Sequence[object], patience: timedelta) -> Any:
+    """For a group over gloo that takes turns between its devices: each has connections and a thread of its own."""
     options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # not in torch's stubs
-    options._devices = [device]
+    options._devices = list(devices)
+    options._threads = GLOO_THREADS * len(devices)
     options._timeout = patience
     return options

@@ -8,7 +8,7 @@ import pytest
 
 from lockstep.protocol.core.ids import server
 from lockstep.protocol.server.second_shard import SecondShard
-from lockstep.sim.replicas.search import Kill, ReplicaScenario, first_kills, search_one, search_two, ways
+from lockstep.sim.replicas.search import KillAtEvent, ReplicaScenario, first_kills, search_one, search_two, ways
 from lockstep.sim.violation import Rule
 
 from .replica_mutants import second_home_makes_it_with_other_rates
@@ -47,7 +47,7 @@ def test_both_homes_may_be_lost_only_while_the_job_says_that_it_has_no_replica()
     formed = scenario.world()
     formed.run()
     middle = [event for task, event in formed.history[formed.formed_at :] if task == server(1)][10]
-    tally = search_two(scenario, Kill(server(1), middle, leaves=True))
+    tally = search_two(scenario, KillAtEvent(server(1), middle, leaves=True))
     assert not tally.broken
     assert tally.endings["was killed by signal 9"] > 10, "the other server is lost too"
 

@@ -27,7 +27,6 @@ from lockstep.protocol.core.effects import (
     Prepare,
     Send,
     SendMean,
-    Serve,
 )
 from lockstep.protocol.core.events import (
     BucketApplied,
@@ -49,7 +48,6 @@ from lockstep.protocol.core.ids import CHIEF, INITIAL_STEP, NOTHING_TO_APPLY, Bu
 from lockstep.protocol.core.journal import Happening, Journal
 from lockstep.protocol.core.machine import advance
 from lockstep.protocol.core.messages import (
-    Answer,
     Applied,
     BucketCopy,
     Commit,
@@ -70,6 +68,7 @@ from lockstep.protocol.core.placement import Placement
 from lockstep.protocol.core.plan import Plan
 from lockstep.protocol.core.timing import REPEAT_SECONDS
 from lockstep.protocol.core.waits import Wait, WaitKind
+from lockstep.protocol.server.answering import Answering
 from lockstep.protocol.server.ledger import (
     SERVED_BUCKET_TRANSITIONS,
     Ledger,
@@ -105,12 +104,7 @@ class HomedServerMachine(ServerMachine):
         self._held_repeat_at: float | None = None
         self._former_saves = 0
         """How many shards are being written that no longer are what this server is the home of."""
-        self._asked: dict[TaskId, Question] = {}
-        """What workers have asked, and can be answered only in a later view, or once a second home has a state."""
-        self._answers: dict[TaskId, tuple[BucketId, Answer]] = {}
-        """Answers that wait for the second home of this bucket."""
-        self._changed: dict[TaskId, Answer] = {}
-        """The last one to a question that changed something: that is done once, however often it is asked."""
+        self._answering = Answering()
 
     def held(self, bucket: BucketId) -> Sequence[HeldUpdate]:
         """What the next versions of a bucket are made of that this server is the second home of."""
@@ -522,16 +516,10 @@ class HomedServerMachine(ServerMachine):
     # -- questions of workers, outside of the steps --
 
     def _on_question(self, side: WorkerSide, question: Question) -> list[Effect]:
-        changed = self._changed.get(side.id)
-        if changed is not None and changed.number == question.number:
-            # Repeated: while the second home takes a copy, or because the answer was lost with a link.
-            return [] if side.id in self._answers else [Send(side.id, changed)]
-        self._asked[side.id] = question
-        return self._answer_what_can_be()
+        return self._answering.ask(side.id, question) + self._answer_what_can_be()
 
     def _forget_life(self, side: WorkerSide) -> list[Effect]:
-        for asked in (self._asked, self._answers, self._changed):
-            asked.pop(side.id, None)
+        self._answering.forget(side.id)
         return super()._forget_life(side)
 
     def _on_served(self, event: Served) -> list[Effect]:
@@ -540,26 +528,11 @@ class HomedServerMachine(ServerMachine):
         if event.answer.problem or handed is None or bucket not in self._ledgers:
             return [Send(event.peer, event.answer)]
         handed.edition += 1
-        self._answers[event.peer], self._changed[event.peer] = (bucket, event.answer), event.answer
+        self._answering.has_changed(event.peer, bucket, event.answer)
         return self._copy_next() + self._answer_what_can_be()
 
     def _answer_what_can_be(self) -> list[Effect]:
-        """Nothing is told of a state that only one server has. And what was asked of a server that is not the home in
-        that view, as far as it knows, may have been answered by another one long before this one becomes it."""
-        effects: list[Effect] = []
-        for asker, question in list(self._asked.items()):
-            if question.view > self.places.view:
-                continue
-            if question.bucket not in self._ledgers:
-                del self._asked[asker]
-            elif not self._lags(question.bucket):
-                del self._asked[asker]
-                effects.append(Serve(asker, question, tells=question.changes))
-        for asker, (bucket, answer) in list(self._answers.items()):
-            if not self._lags(bucket):
-                del self._answers[asker]
-                effects.append(Send(asker, answer))
-        return effects
+        return self._answering.what_can_be(self.places.view, self.buckets, self._lags)
 
     def _say_if_whole(self) -> list[Effect]:
         """Once a second home has all of a shard. A copy has no older version, and a worker that comes back may ask for

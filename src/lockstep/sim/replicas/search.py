@@ -34,7 +34,7 @@ class SavingWorld(JudgedWorld):
 
 
 @dataclass(frozen=True, slots=True)
-class Kill:
+class KillAtEvent:
     """A task is killed while it handles this event."""
 
     task: TaskId
@@ -52,7 +52,7 @@ class ReplicaScenario:
     workers: int = 2
     steps: int = 2
     buckets: int = 4
-    kills: tuple[Kill, ...] = ()
+    kills: tuple[KillAtEvent, ...] = ()
     servers_return: bool = True
     last_words: bool = True
     """What a task had sent before it was killed arrives."""
@@ -140,16 +140,16 @@ def search_one(scenario: ReplicaScenario, stride: int = 1) -> ReplicaTally:
     tally = ReplicaTally()
     for moment in play(scenario).moments[::stride]:
         for leaves in (True, False):
-            _note(tally, replace(scenario, kills=(Kill(*moment, leaves),)))
+            _note(tally, replace(scenario, kills=(KillAtEvent(*moment, leaves),)))
     return tally
 
 
-def first_kills(scenario: ReplicaScenario) -> list[Kill]:
+def first_kills(scenario: ReplicaScenario) -> list[KillAtEvent]:
     """Of two: what follows from the event leaves if what had been sent arrives."""
-    return [Kill(*moment, scenario.last_words) for moment in play(scenario).moments]
+    return [KillAtEvent(*moment, scenario.last_words) for moment in play(scenario).moments]
 
 
-def search_two(scenario: ReplicaScenario, first: Kill, stride: int = 1) -> ReplicaTally:
+def search_two(scenario: ReplicaScenario, first: KillAtEvent, stride: int = 1) -> ReplicaTally:
     """A second kill at every event (at every ``stride``-th) after ``first``."""
     tally = ReplicaTally()
     try:
@@ -158,7 +158,7 @@ def search_two(scenario: ReplicaScenario, first: Kill, stride: int = 1) -> Repli
         return tally  # found by the search for one
     place = moments.index((first.task, first.event))
     for moment in moments[place + 1 :: stride]:
-        _note(tally, replace(scenario, kills=(first, Kill(*moment, first.leaves))))
+        _note(tally, replace(scenario, kills=(first, KillAtEvent(*moment, first.leaves))))
     return tally
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lockstep.protocol.core.ids import BucketId, Role, Step, TaskId
 from lockstep.protocol.core.plan import Plan
+from lockstep.runtime.cores import cgroup_folders, usable_cores
 from lockstep.runtime.task.outcome import JobEndedError
 from lockstep.security.chosen import chosen_key
 from lockstep.security.key import Purpose
@@ -21,6 +22,10 @@ from lockstep.training.torch_private import c10d, gloo_options
 
 STORE_SECONDS = 60.0
 """All workers are up before they meet, so a request to worker 0's store takes only as long as the request itself."""
+
+MOST_LANES = 4
+CORES_OF_LANE = 2
+"""A connection keeps one thread of its own busy, and one of those that add up."""
 
 
 class CollectiveLost(RuntimeError):  # noqa: N818 - reads as the fact it states
@@ -173,6 +178,16 @@ def _choose(meeting: MeetingPoint, store: c10d.Store) -> str:
     return "nccl" if wanted == {b"nccl"} and len(devices) == meeting.size else "gloo"
 
 
+def _lanes(meeting: MeetingPoint, store: c10d.Store) -> int:
+    """How many buckets gloo carries side by side: a connection is no faster than the one thread at each of its ends.
+    As many as every rank has cores for, beside the others on its host."""
+    store.set(f"host/{meeting.rank}", meeting.own_host)
+    hosts = [bytes(store.get(f"host/{rank}")).decode() for rank in range(meeting.size)]
+    cores = usable_cores(cgroup_folders()) / hosts.count(meeting.own_host)
+    store.set(f"lanes/{meeting.rank}", str(max(1, min(MOST_LANES, int(cores // CORES_OF_LANE)))))
+    return min(int(bytes(store.get(f"lanes/{rank}"))) for rank in range(meeting.size))
+
+
 def _meet(meeting: MeetingPoint) -> c10d.Store:
     if meeting.size == 1:
         return c10d.HashStore()
@@ -219,7 +234,8 @@ def _process_group(meeting: MeetingPoint, store: c10d.Store, backend: str) -> An
         stay_on_interface(meeting.listen_host)
         options = dist.ProcessGroupNCCL.Options()
         return dist.ProcessGroupNCCL(c10d.PrefixStore("nccl", store), meeting.rank, meeting.size, options)
-    gloo = gloo_options(gloo_device(meeting.own_host), patience)
+    devices = [gloo_device(meeting.own_host) for _ in range(_lanes(meeting, store))]
+    gloo = gloo_options(devices, patience)
     try:
         return dist.ProcessGroupGloo(c10d.PrefixStore("gloo", store), meeting.rank, meeting.size, gloo)
     except StoreForged as error:
