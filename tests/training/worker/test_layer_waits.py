@@ -243,10 +243,18 @@ def test_a_layer_that_is_called_waits_for_its_own_parameters_only(awaited: Await
 
 def test_a_view_that_was_made_before_is_noticed(awaited: Awaited) -> None:
     weight = awaited.bound[0].local
+    awaited.waits.end()
     kept = weight.view(-1)[5:9]
-    awaited.waited.clear()
+    assert awaited.waits.begin()
     kept.sum()
     assert awaited.waited == ["0.weight"]
+    kept.sum()
+    awaited.weight.sum()
+    assert awaited.waited == ["0.weight"], "it is waited for once"
+    awaited.waits.end()
+    assert awaited.waits.begin()
+    awaited.weight.sum()
+    assert awaited.waited == ["0.weight"] * 2
 
 
 def test_a_tensor_of_torch_func_may_be_any_parameter(awaited: Awaited) -> None:

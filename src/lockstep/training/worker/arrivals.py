@@ -28,8 +28,6 @@ class Arrivals:
         """The version of which the model does not have all parameters yet."""
         self._told: tuple[Step, tuple[GroupRates, ...]] | None = None
         """The step that has begun; the node is notified of it when all its parameters have arrived."""
-        self._taken: set[int] = set()
-        """Parameters that have the awaited version."""
         self._waits: LayerWaits | None = None
         config = self._node.config
         if layers and config.synchronous and config.aggregate is None:
@@ -72,7 +70,6 @@ class Arrivals:
             return -1
         self._binding.use_all()
         self._awaited = None
-        self._taken.clear()
         if self._told is not None:
             begun, self._told = self._told, None
             self._node.tell_begun(*begun)
@@ -83,10 +80,8 @@ class Arrivals:
         if self._awaited is None or self._node.has_version(self._awaited):
             self.settle()
             return
-        new = [bound for bound in some if bound.index not in self._taken]
-        self._node.wait_buckets(self._awaited, [bucket for bound in new for bucket in bound.buckets])
-        self._taken.update(bound.index for bound in new)
-        self._binding.use(new, self._awaited)
+        self._node.wait_buckets(self._awaited, [bucket for bound in some for bucket in bound.buckets])
+        self._binding.use(some, self._awaited)
 
     def close(self) -> None:
         """Await nothing any more."""

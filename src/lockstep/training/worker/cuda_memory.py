@@ -348,10 +348,12 @@ class CudaMemory:
             while any(self._versions[bucket] < version for bucket in buckets):
                 self._node.raise_if_ended()
                 self._changed.wait(1.0)
-            copies = [self._events[bucket] for bucket in buckets]
-        for copied in copies:
-            if copied is not None:
-                copied.synchronize()
+            copies = {bucket: copied for bucket in buckets if (copied := self._events[bucket]) is not None}
+        for bucket, copied in copies.items():
+            copied.synchronize()
+            with self._changed:
+                if self._events[bucket] is copied:
+                    self._events[bucket] = None  # whoever needs this bucket next need not ask the GPU
 
     def _stay_near(self) -> None:
         """Stay at most one step ahead of the GPU: if the GPUs wait for each other, nothing else limits this thread."""

@@ -38,10 +38,11 @@ from lockstep.training.torch_private import (
 from lockstep.training.worker.binding import Bound
 
 Need = Callable[[Sequence[Bound]], None]
-"""Blocks until the next values of these parameters are in the model."""
+"""Blocks until the next values of these parameters are in the model; asked once for each of them and each version."""
 
 _READ_VALUES = ("data", "T", "mT", "H", "mH", "real", "imag")
 _READ_NONE = ("numel", "nelement", "dim", "size", "stride", "element_size", "is_contiguous", "requires_grad_")
+_LISTS = (list, tuple)
 _SHORT = 64
 """Lists of at most so many values are searched for tensors, longer ones only if they begin with one."""
 
@@ -60,6 +61,8 @@ class LayerWaits:
         self._begins = [one.local.data_ptr() for one in self._in_memory]
         self._ends = [_end(one.local) for one in self._in_memory]
         self._awaiting = False
+        self._missing: set[int] = set()
+        """Parameters that nothing has waited for since this version is awaited."""
         self._one_waits = threading.RLock()
         self._busy = False
         """The thread that has the lock is carrying out a wait, which touches parameters too."""
@@ -79,6 +82,7 @@ class LayerWaits:
         if self._scripted or has_compiled():
             return False
         self._notice_compiler()
+        self._missing.update(one.index for one in self._by_parameter.values())
         self._awaiting = True
         self._watch.enter()
         return True
@@ -86,6 +90,7 @@ class LayerWaits:
     def end(self) -> None:
         """Everything is here."""
         self._awaiting = False
+        self._missing.clear()
         self._watch.leave()
 
     def close(self) -> None:
@@ -98,18 +103,24 @@ class LayerWaits:
         if self._on_gpu:
             stop_calling(self._on_unwatched)
 
-    # -- uses --
+    # -- uses: every call of torch passes here while anything is awaited, so what is here already must cost little --
 
     def _hook(self, module: nn.Module) -> list[RemovableHandle]:
         own = [self._by_parameter[id(p)] for p in module.parameters(recurse=False) if id(p) in self._by_parameter]
         if not own:
             return []
-        return [module.register_forward_pre_hook(OwnHook(lambda _module, _given: self._on_use(own)))]
+        indices = frozenset(one.index for one in own)
+
+        def before(*_: object) -> None:
+            if not (self._awaiting and self._missing.isdisjoint(indices)):
+                self._on_use(own)
+
+        return [module.register_forward_pre_hook(OwnHook(before))]
 
     def _on_call(self, func: Callable[..., Any], given: Iterable[object]) -> None:
-        if not self._awaiting:
+        if not self._missing:
             return
-        used = [one for value in _tensors(given) for one in self._used_by(value)]
+        used = [one for value in _tensors(given) for one in self._used_by(value) if one.index in self._missing]
         if used and func not in _HARMLESS:
             self._on_use(used)
 
@@ -134,11 +145,13 @@ class LayerWaits:
         if not self._awaiting or os.getpid() != self._process:
             return
         with self._one_waits:
-            if self._busy:
+            missing = [one for one in used if one.index in self._missing]
+            if self._busy or not missing:
                 return
             self._busy = True
             try:
-                self._need(used)
+                self._need(missing)
+                self._missing.difference_update(one.index for one in missing)
             finally:
                 self._busy = False
 
@@ -210,7 +223,7 @@ def _tensors(given: Iterable[object]) -> Iterator[Tensor]:
     for value in given:
         if isinstance(value, Tensor):
             yield value
-        elif isinstance(value, list | tuple) and (len(value) <= _SHORT or isinstance(value[0], Tensor | list | tuple)):
+        elif isinstance(value, _LISTS) and (len(value) <= _SHORT or isinstance(value[0], Tensor | list | tuple)):
             yield from _tensors(value)
 
 

@@ -5,8 +5,9 @@ as backward has filled a bucket, it is copied to where it is sent from, which th
 edited during the transfer, the copy arrives unchanged. At the seal the two are compared bit by bit (there is no sum or
 hash to be fooled, and it does not matter how an edit was made); if they differ, the bucket is copied and sent again.
 After a step in which most buckets were edited, nothing is copied before the seal: the result is the same, nothing is
-sent twice, and nothing is compared, so that such a program pays for one pass over its gradients. So it is where servers
-read gradients on the worker's GPU: sending takes no time there, and to compare, this thread would wait for the GPU.
+sent twice, and nothing is compared, so that such a program pays for one pass over its gradients. They then follow the
+seal, so that servers begin with the first bucket while the others are copied. Where servers read gradients on the
+worker's GPU it is so from the start: sending takes no time there, and to compare, this thread would wait for the GPU.
 
 A program that lets the servers clip (``ask_norm``) need not edit anything. Where torch's own count of changes has told
 the truth in the first steps, it is believed, and bits are compared only now and then: nothing then passes over the
@@ -28,7 +29,7 @@ from lockstep.runtime.task.worker_node import WorkerNode
 from lockstep.training.torch_private import foreach_norm
 from lockstep.training.worker.arrivals import Arrivals
 from lockstep.training.worker.binding import Binding, BindingOptions, Bound, Trained
-from lockstep.training.worker.fillings import Filling, Fillings, edited
+from lockstep.training.worker.fillings import Filling, FillingPart, Fillings, edited
 from lockstep.training.worker.gradient_marks import GradientMarks
 
 
@@ -130,7 +131,8 @@ class SealedReplica:
             return
         self._marks.set(bound)
         for filling in self._fillings.add(bound, gradient):
-            self._finite.look([filling])  # also if nothing is sent yet: clipping would spread a NaN to all gradients
+            # Also if nothing is sent yet: clipping would spread a NaN to all gradients.
+            self._finite.look_at(self._finite.noted([filling]))
             if self.holding:
                 filling.waiting.clear()
             else:
@@ -163,17 +165,26 @@ class SealedReplica:
         """
         self._arrivals.settle()
         missing, absent = self._missing(groups)
+        without = self._without(missing, absent)
+
+        def send(*, void: bool) -> None:
+            self._send_seal(rates, tuple(sorted(absent)), without, void=void, occasion=occasion, clip=clip, loops=loops)
+
         if void:
             self._finite.forget()
-        if not (self._asked and any(one.by_norm for one in clip)):
-            self._hand_over(missing, absent)
+        asked = self._asked and any(one.by_norm for one in clip)
+        unsent = [] if asked else self._unsent(absent, missing, believes=False)
+        early = not void and not void_not_finite and self._may_follow_seal(unsent)
+        if early:
+            send(void=False)
+        self._hand_over(unsent, missing)
         later = not void and not void_not_finite and self._finite.must_wait
         if later:
             self._finite.fetch()
         not_finite = None if void or later else self._finite.first()
         void = void or (void_not_finite and not_finite is not None)
-        without = self._without(missing, absent)
-        self._send_seal(rates, tuple(sorted(absent)), without, void=void, occasion=occasion, clip=clip, loops=loops)
+        if not early:
+            send(void=void)
         known = self.read_late()
         if later:
             self._unread = (self.step, self._finite)
@@ -193,18 +204,26 @@ class SealedReplica:
         """A parameter that is absent with its whole bucket need not be named."""
         return tuple(sorted(i for i in missing if any(b not in absent for b in self._binding.bound[i].buckets)))
 
-    def _hand_over(self, missing: set[int], absent: set[BucketId], *, believes: bool = False) -> None:
-        """Let all gradients leave that have not, as they are now. Those of the first layers go first: the next forward
+    def _may_follow_seal(self, unsent: Sequence[Filling]) -> bool:
+        """Whether servers may hear of the seal before these buckets leave: they then begin with the first of them while
+        the others are on their way. None has left in this step, so the seal counts no edition but the first."""
+        config = self._node.config
+        made_by_all = config.synchronous and config.aggregate is None
+        first = not any(map(self._fillings.is_sent, unsent))
+        return bool(unsent) and first and made_by_all and not self._binding.memory.stays_on_gpu
+
+    def _hand_over(self, unsent: Sequence[Filling], missing: set[int]) -> None:
+        """Let these buckets leave, as their gradients are now. Those of the first layers go first: the next forward
         needs them first."""
-        unsent = self._unsent(absent, missing, believes=believes)
         for filling in unsent:
             self._fillings.take(filling, missing)
-        self._finite.look(unsent)
+        leaving = self._finite.noted(unsent)
         if self._binding.memory.stays_on_gpu:  # nobody begins with the first of them before the last is there
             self._fillings.fill_together(unsent)
-            return
-        for filling in reversed(unsent):
-            self._fillings.fill(filling)
+        else:
+            for filling in reversed(unsent):
+                self._fillings.fill(filling)
+        self._finite.look_at(leaving)  # after they have left: servers wait for them, and nobody for this
 
     def read_late(self) -> list[SealedStep]:
         """The sealed step that was not known yet, if there is one; waits until the GPU has made its gradients."""
@@ -221,7 +240,7 @@ class SealedReplica:
         """
         self._arrivals.settle()
         missing, absent = self._missing(groups)
-        self._hand_over(missing, absent, believes=True)
+        self._hand_over(self._unsent(absent, missing, believes=True), missing)
         without = self._without(missing, absent)
         self._send_seal((), tuple(sorted(absent)), without, occasion=occasion, clip=(clip,), asks=True)
         self.remember(groups)
@@ -325,6 +344,14 @@ class SealedReplica:
         self.wait_for_next()
 
 
+@dataclass(frozen=True, slots=True)
+class _Noted:
+    """A bucket, and the gradients that are copied to it."""
+
+    filling: Filling
+    waiting: tuple[tuple[FillingPart, Tensor], ...]
+
+
 class _NotFinite:
     """Which gradients of a step contain NaN or infinity. So does one whose norm is too large for its type."""
 
@@ -348,19 +375,22 @@ class _NotFinite:
         """Whether ``first`` would wait for a GPU."""
         return bool(self._unread)
 
-    def look(self, fillings: Sequence[Filling]) -> None:
-        """Look at the gradients that wait for these buckets; perhaps not for the first time."""
-        having = [filling for filling in fillings if filling.waiting]
-        for _, alike in groupby(having, key=lambda filling: filling.numbers.dtype):
+    def noted(self, fillings: Sequence[Filling]) -> list[_Noted]:
+        """The gradients that wait for these buckets, to be looked at once they have left; perhaps not for the first
+        time."""
+        return [_Noted(filling, tuple(filling.waiting)) for filling in fillings if filling.waiting]
+
+    def look_at(self, noted: Sequence[_Noted]) -> None:
+        """With few calls for all buckets of one type."""
+        for _, alike in groupby(noted, key=lambda one: one.filling.numbers.dtype):
             self._look_at(list(alike))
 
-    def _look_at(self, fillings: Sequence[Filling]) -> None:
-        """At buckets of one type, with few calls for all of them."""
-        gradients = [part.of(gradient) for filling in fillings for part, gradient in filling.waiting]
+    def _look_at(self, noted: Sequence[_Noted]) -> None:
+        gradients = [part.of(gradient) for one in noted for part, gradient in one.waiting]
         small = gradients[0].element_size() == 2
         norms = torch.stack(foreach_norm(gradients, dtype=torch.float32 if small else None))
-        for filling, own in zip(fillings, norms.split([len(one.waiting) for one in fillings]), strict=True):
-            self._unread.append((filling, [part.bound.trained.name for part, _ in filling.waiting], own))
+        for one, own in zip(noted, norms.split([len(one.waiting) for one in noted]), strict=True):
+            self._unread.append((one.filling, [part.bound.trained.name for part, _ in one.waiting], own))
         if not norms.is_cuda:
             self._read(self._are_finite().tolist())
 
