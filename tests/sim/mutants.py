@@ -7,8 +7,16 @@ from dataclasses import replace
 from lockstep.protocol.coordinator.coordinator_machine import CoordinatorMachine
 from lockstep.protocol.coordinator.recovery import Beginning
 from lockstep.protocol.core.effects import Apply, Effect
-from lockstep.protocol.core.events import GradientArrived, LinkLost, LinkUp, Received, StepBegun, VersionArrived
-from lockstep.protocol.core.ids import INITIAL_STEP, JobId, TaskId
+from lockstep.protocol.core.events import (
+    GradientArrived,
+    LinkLost,
+    LinkUp,
+    Received,
+    Sealed,
+    StepBegun,
+    VersionArrived,
+)
+from lockstep.protocol.core.ids import INITIAL_STEP, BucketId, JobId, TaskId
 from lockstep.protocol.core.journal import Journal
 from lockstep.protocol.core.messages import Applied, Commit
 from lockstep.protocol.core.timing import RESEND_SECONDS
@@ -206,6 +214,13 @@ class SaysFormerRates(WorkerMachine):
         effects = super()._on_step_begun(event, now)
         self._rates = event.rates or rates
         return effects
+
+
+class SealsOnlyWhatHasLeft(WorkerMachine):
+    """What follows the seal counts as having no gradient."""
+
+    def _send_seals(self, event: Sealed, absent: set[BucketId]) -> list[Effect]:
+        return super()._send_seals(event, absent | {bucket.id for bucket in self._buckets if bucket.edition < 0})
 
 
 class Plant(MachineMaker):

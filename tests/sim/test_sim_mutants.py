@@ -25,6 +25,7 @@ BREAKING = NetworkProfile(reset_chance=0.1, max_resets=1000, reopen=SecondsRange
 PLAIN = TrainingProfile()
 EDITING = TrainingProfile(edit_chance=0.5, rates_at_seal=True)
 CLIPPING = TrainingProfile(edit_chance=0.5, clip_chance=1.0, rates_at_seal=True)
+EARLY = TrainingProfile(edit_chance=0.3, seals_early=True)
 SLOW_BACKWARD = TrainingProfile(backward=SecondsRange(0.0, 3.0), rates_at_seal=True)
 
 
@@ -72,6 +73,8 @@ PLANTED = [
     Planted(mutants.ForgetsWhatWasInFlight, LATE),
     Planted(mutants.TakesAnyVersion, "which was never made"),
     Planted(mutants.SaysFormerRates, "the chief sent", Mode.SEALED, training=SLOW_BACKWARD),
+    Planted(mutants.AppliesBeforeTheSeal, "has sealed it", Mode.SEALED, training=EARLY),
+    Planted(mutants.SealsOnlyWhatHasLeft, "gradients of the wrong workers", Mode.SEALED, training=EARLY),
     # Without servers: every worker is the home of some buckets.
     Planted(mutants.CountsWithoutSender, "expected GradientTag", network=DOUBLING, servers=0),
     Planted(mutants.CountsAnyLife, "expected GradientTag", servers=0),
@@ -87,7 +90,11 @@ PLANTED = [
 ]
 
 
-@pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: f"{planted.mutant.__name__}-{planted.servers}")
+@pytest.mark.parametrize(
+    "planted",
+    PLANTED,
+    ids=lambda planted: f"{planted.mutant.__name__}-{planted.servers}-{planted.training.seals_early}",
+)
 def test_a_planted_defect_is_found(planted: Planted) -> None:
     for seed in range(SEEDS):
         try:

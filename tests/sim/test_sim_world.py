@@ -53,6 +53,13 @@ def test_a_seed_repeats_a_run_exactly_and_another_seed_does_not(mode: Mode) -> N
     assert first.events != other.events
 
 
+@pytest.mark.parametrize("network", [BAD, replace(BAD, lent_in_place=True)], ids=["copied", "lent in place"])
+def test_buckets_may_follow_the_seal_of_their_step(network: NetworkProfile) -> None:
+    early = replace(RICH, seals_early=True, void_chance=0.1, backward=SecondsRange(0.0, 1.0))
+    for seed in range(20):
+        assert run(seed, mode=Mode.SEALED, training=early, network=network, workers=3).ok
+
+
 def test_every_row_of_every_table_is_walked_by_some_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """A row that no run ever needs is a rule without a reason; a state that is missing shows as a violation."""
     walked: set[tuple[str, str, str]] = set()

@@ -71,6 +71,7 @@ def draw_run(seed: int, size: Size) -> DrawnRun:
         training=replace(
             _training(random, size.steps, calls=aggregate is None and seed % CALLS_EVERY == 0),
             clip_chance=_clip_chance(seed),
+            seals_early=_seals_early(seed),
         ),
         start=SecondsRange(0.0, random.choice((0.0, 1.0, 10.0))),
         startup_timeout=STARTUP_TIMEOUT,
@@ -83,6 +84,11 @@ def draw_run(seed: int, size: Size) -> DrawnRun:
 def _clip_chance(seed: int) -> float:
     """Drawn apart, so that everything else about a seed stays as it is."""
     return Random(f"clip {seed}").choice((0.0, 0.7))
+
+
+def _seals_early(seed: int) -> bool:
+    """Likewise."""
+    return Random(f"early {seed}").random() < 0.5
 
 
 def _network(random: Random) -> NetworkProfile:

@@ -103,6 +103,8 @@ class TrainingProfile:
     """A worker finds infinity in its gradients, so the whole step must not be applied (only with seals)."""
     clip_chance: float = 0.0
     """All workers clip the mean of a step by its norm (only with seals, with servers, of all workers)."""
+    seals_early: bool = False
+    """Some buckets follow the seal, all in their first edition (only with seals, with servers, of all workers)."""
     rates_at_seal: bool = False
     """The chief sends the rates with its seal instead of at the start of the step."""
     calls: bool = False

@@ -37,7 +37,7 @@ from lockstep.sim.memory import Cell, VersionTag
 from lockstep.sim.network_faults import Chance
 from lockstep.sim.numbers import mixed
 from lockstep.sim.oracle import Oracle, brought_to
-from lockstep.sim.scenario import SecondsRange
+from lockstep.sim.scenario import Mode, SecondsRange
 from lockstep.sim.server_side import LentCell, SimulatedServer, Where
 from lockstep.sim.transfers import Copy, Lanes, OwnLoan, Parcel, Route, SimulatedLoan
 
@@ -64,6 +64,8 @@ class SimulatedWorker:
         self._counts: Counter[int] = Counter()
         """How many buckets are at each version."""
         self._editions: dict[BucketId, int] = {}
+        self._following: list[BucketId] = []
+        """Those of this step that leave after its seal."""
         self._asked = 0
         """How often it has asked for the norm of this step, and without which buckets."""
         self._absent: frozenset[BucketId] = frozenset()
@@ -274,11 +276,22 @@ class SimulatedWorker:
         if self._around.scenario.mode.seals:
             absent |= {bucket for bucket in filled if self._chance(profile.withdraw_chance)}
             filled += [bucket for bucket in filled if self._chance(profile.edit_chance)]
+        self._following = self._to_follow(filled, absent)
+        filled = [bucket for bucket in filled if bucket not in self._following]
         self._oracle.step_planned(self.task, self.step, absent)
         self._around.handle(self.task, StepBegun(self.step, self._rates_to_say(at_seal=False)))
         self._asked = 0
         backward = partial(self._produce, self._ordered(filled), lambda: self._ask_or_seal(absent))
         self._hold_up(lambda: self._call(CallPlace(1, self.step, 0), backward))
+
+    def _to_follow(self, filled: list[BucketId], absent: frozenset[BucketId]) -> list[BucketId]:
+        """The buckets that leave after the seal."""
+        scenario = self._around.scenario
+        of_all = scenario.mode is Mode.SEALED and scenario.servers and scenario.aggregate is None
+        if not (scenario.training.seals_early and of_all) or questions_in(scenario, self.step):
+            return []
+        once = [bucket for bucket in self._versions if bucket not in absent and filled.count(bucket) == 1]
+        return [bucket for bucket in once if self._chance(0.5)]
 
     def _hold_up(self, then: Callable[[], None]) -> None:
         """A training thread that a planted fault makes slow or stuck."""
@@ -315,8 +328,8 @@ class SimulatedWorker:
             return
         bucket, rest = buckets[0], buckets[1:]
         edition = self._editions.get(bucket, -1) + 1
-        if self._around.numbers is not None:
-            self._around.numbers.gradient_made(self.task, self.step, bucket, self._computed(bucket))
+        if bucket not in self._following:
+            self._note_computed(bucket)
         tag = self._oracle.tag(self.task, self.step, bucket, edition)
         cell = self._around.memory.gradients(self.task, bucket)
         cell.write(0, tag)
@@ -330,6 +343,10 @@ class SimulatedWorker:
             self._produce(rest, then)
 
         self._later(self._seconds(self._around.scenario.training.backward), filled)
+
+    def _note_computed(self, bucket: BucketId) -> None:
+        if self._around.numbers is not None:
+            self._around.numbers.gradient_made(self.task, self.step, bucket, self._computed(bucket))
 
     def _computed(self, bucket: BucketId) -> int:
         """The gradient of this bucket, made of what its parameters and the local state are now."""
@@ -374,7 +391,10 @@ class SimulatedWorker:
     def _seal(self, absent: frozenset[BucketId]) -> None:
         around = self._around
         void = around.scenario.mode.seals and self._chance(around.scenario.training.void_chance)
-        self._oracle.step_sealed(self.task, self.step, dict(self._editions), void=void)
+        editions = {**self._editions, **dict.fromkeys(self._following, 0)}
+        self._oracle.step_sealed(self.task, self.step, editions, void=void)
+        for bucket in self._following:
+            self._note_computed(bucket)
         # If buckets are applied eagerly, reading the others stopped when they were produced.
         for bucket in list(self._reading) if around.scenario.mode.seals else absent:
             self._stop_reading(bucket)
@@ -383,6 +403,7 @@ class SimulatedWorker:
         clip = (CLIP,) if self._asked else ()
         sealed = Sealed(self.step, tuple(sorted(absent)), rates, void=void, state=self._next_state(), clip=clip)
         around.handle(self.task, sealed)
+        self._produce(list(self._following), lambda: None)
         if around.scenario.training.calls and around.scenario.mode.seals:
             self._call(CallPlace(1, self.step, 1), self._begin_if_held)
         elif not self._versions:
