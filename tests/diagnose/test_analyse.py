@@ -302,6 +302,14 @@ def test_a_worker_that_has_just_come_to_its_wait_is_in_no_deadlock() -> None:
     assert verdict_of(analyse(cluster.evidence())).cause is Cause.UNKNOWN
 
 
+def test_a_worker_whose_gradients_follow_its_seal_is_in_no_deadlock() -> None:
+    """It has made them; its GPU is slow to hand them over."""
+    cluster = missing_gradient()
+    waiting_worker(cluster, state="held")
+    cluster.task(W1)["machines"]["role"]["sealed"] = STEP
+    assert verdict_of(analyse(cluster.evidence())).cause is Cause.UNKNOWN
+
+
 def test_a_coordinator_that_waits_for_its_own_commit_is_in_no_deadlock() -> None:
     """It is one task with two machines: what it really waits for is the server that does not answer."""
     cluster = commit_lost()

@@ -163,7 +163,8 @@ def test_a_job_that_was_killed_whole_resumes_with_the_same_bits(undisturbed: lis
             one.close()
     finished = run(flags=flags)
     assert [one.code for one in finished] == [0, 0, 0], finished
-    assert re.findall(r"step (\d+)\n", finished[1].stdout)[0] in ("4", "6", "8")
+    # While a checkpoint is written, none is begun: on a slow machine the next may be of any version.
+    assert 0 < int(re.findall(r"step (\d+)\n", finished[1].stdout)[0]) <= 9
     assert "the job starts from the checkpoint" in finished[0].stderr
     assert results(finished) == undisturbed
 

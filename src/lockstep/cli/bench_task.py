@@ -22,6 +22,7 @@ from lockstep.protocol.core.faults import Fault, parse_faults
 from lockstep.protocol.core.ids import CHIEF, Role
 from lockstep.protocol.core.journal import Happening
 from lockstep.runtime.checkpoint.resuming import beginning_in
+from lockstep.runtime.garbage import spared_collector
 from lockstep.runtime.monitor.reporter import TaskReporter
 from lockstep.runtime.monitor.task_process import NO_FORMER_LIFE, FormerLife
 from lockstep.runtime.reading_process import InputLost
@@ -193,7 +194,8 @@ def _write_server_trace(config: BenchConfig, node: ServerNode) -> None:
 def _wait_for_the_end(node: ServerNode) -> Outcome:
     try:
         node.wait_until_member()
-        return node.wait_until_ended()
+        with spared_collector():
+            return node.wait_until_ended()
     except JobEndedError as ended:
         return ended.outcome
 

@@ -75,6 +75,7 @@ def read_task(data: bytes) -> TaskView:
         links={link.peer: link for link in map(_link, objects_of(fields.get("links")))},
         tensors=tuple(_tensor(one) for one in objects_of(fields.get("tensors"))),
         wants_version=whole_of(role.get("wants_version"), -2),
+        sealed=whole_of(role.get("sealed"), -2),
         servers={text_of(one.get("task")): _server_side(one) for one in objects_of(role.get("servers"))},
         workers={text_of(one.get("task")): _worker_side(one) for one in objects_of(share.get("workers"))},
         buckets={whole_of(one.get("id"), -1): _bucket(one) for one in objects_of(role.get("buckets"))},

@@ -249,6 +249,8 @@ class TaskView:
     links: Mapping[str, LinkView] = field(default_factory=dict)
     tensors: tuple[TensorView, ...] = ()
     wants_version: int = -2
+    sealed: int = -2
+    """The last step that its training thread has ended: buckets of it may still be copied."""
     servers: Mapping[str, ServerSideView] = field(default_factory=dict)
     workers: Mapping[str, WorkerSideView] = field(default_factory=dict)
     buckets: Mapping[int, BucketView] = field(default_factory=dict)

@@ -237,6 +237,8 @@ def deadlock(case: WaitCase) -> Proof | None:
         return None
     if view.main.seconds < SETTLED * case.evidence.patience or view.loop_queued:
         return None  # it has only just begun to wait; its gradients may be on their way to its own loop
+    if view.sealed >= case.step:
+        return None  # it has made them, and another thread copies them from a GPU
     bucket = view.buckets.get(case.bucket)
     if bucket is None or bucket.state is not HeldBucketState.HELD or view.wants_version <= case.step:
         return None

@@ -19,7 +19,6 @@ from lockstep.errors import EXIT_FAILED
 from lockstep.library.atexit import ExitWitness, why_it_left
 from lockstep.library.devices import own_device
 from lockstep.library.errors import UsageError
-from lockstep.library.garbage import spare_collector, use_collector
 from lockstep.library.loop_position import LoopTracker
 from lockstep.library.own_group import OwnGroup
 from lockstep.library.rank_training import RankTraining
@@ -32,6 +31,7 @@ from lockstep.protocol.core.activity import Doing
 from lockstep.protocol.core.causes import Reason, own_error
 from lockstep.protocol.core.ids import CHIEF, Step
 from lockstep.protocol.core.leaving import Departure
+from lockstep.runtime.garbage import spare_collector, use_collector
 from lockstep.runtime.task.collective_node import CollectiveNode
 from lockstep.runtime.task.outcome import JobEndedError
 from lockstep.runtime.task.rank_node import RankNode

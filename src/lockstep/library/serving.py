@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from lockstep.errors import BadInput
-from lockstep.library.garbage import spare_collector
 from lockstep.protocol.core.ids import TaskId
+from lockstep.runtime.garbage import spared_collector
 from lockstep.runtime.startup.cluster import ClusterSpec
 from lockstep.runtime.task.failures import failure_of
 from lockstep.runtime.task.outcome import JobEndedError, Outcome
@@ -90,8 +90,8 @@ def serve(config: NodeConfig, serving: StoreChoice, reporter: TaskReporter, sign
         warm_up()  # while the cluster forms
 
         node.wait_until_member()
-        spare_collector()
-        outcome = node.wait_until_ended()
+        with spared_collector():
+            outcome = node.wait_until_ended()
         if outcome.again:
             return outcome
         node.see_others_off()

@@ -338,11 +338,3 @@ def was_replaced(coordinator: TaskId) -> str:
 
 def homes_differ(step: int) -> str:
     return plain(f"both homes of a shard made step {step} of the same gradients, and their bits differ")
-
-
-def second_home_is_silent(seconds: float) -> str:
-    return plain(f"it has not confirmed anything for {seconds:.0f} s, and nothing proves that it has ended")
-
-
-def nobody_coordinates() -> str:
-    return plain("the coordinator has ended, and no server holds all its decisions")

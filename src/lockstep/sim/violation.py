@@ -65,7 +65,7 @@ class Violation(AssertionError):  # noqa: N818 - it is a finding about a run, no
         return self.text if self.story is None else f"{self.text}\n{self.story}"
 
 
-def with_story(found: AssertionError | ProtocolError, story: str) -> Violation:
+def with_story(found: AssertionError | KeyError | ProtocolError, story: str) -> Violation:
     """What was found, whatever found it, with what happened before."""
     if isinstance(found, Violation):
         return Violation(

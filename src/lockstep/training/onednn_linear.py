@@ -53,7 +53,12 @@ def input_gradient(output_gradient: Tensor, weight: Tensor, *, by_onednn: bool) 
 
 
 def weight_gradient(output_gradient: Tensor, given: Tensor, *, by_onednn: bool) -> Tensor:
-    return onednn_product(output_gradient.t(), given.t(), None) if by_onednn else output_gradient.t().mm(given)
+    """With the bits of ``write_weight_gradient``: the first step of each incarnation makes it with this."""
+    if not by_onednn:
+        return output_gradient.t().mm(given)
+    made = given.new_empty(output_gradient.shape[1], given.shape[1])
+    write_weight_gradient(output_gradient, given, made, by_onednn=True)
+    return made
 
 
 def write_weight_gradient(output_gradient: Tensor, given: Tensor, target: Tensor, *, by_onednn: bool) -> None:
@@ -64,4 +69,4 @@ def write_weight_gradient(output_gradient: Tensor, given: Tensor, target: Tensor
     rows = max(_PIECE // given.shape[1], _LEAST_ROWS)
     for first in range(0, len(target), rows):
         part = slice(first, first + rows)
-        target[part].copy_(weight_gradient(output_gradient[:, part], given, by_onednn=True))
+        target[part].copy_(onednn_product(output_gradient[:, part].t(), given.t(), None))

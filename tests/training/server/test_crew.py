@@ -67,21 +67,28 @@ def test_threads_go_on_with_what_was_begun_next_and_each_keeps_its_own_room() ->
     assert len(set.union(*rooms.values())) == 2
 
 
-def test_many_helpers_leave_the_caller_free_to_bring_more() -> None:
-    """Otherwise they would wait for its piece before they get the next bucket."""
-    brought, done, threads = threading.Event(), [], set()
+def test_many_helpers_leave_the_caller_free_to_bring_the_next_and_no_more() -> None:
+    """Otherwise they would wait for its piece before they get the next bucket, and an urgent one for all before it."""
+    next_is_here, done, threads = threading.Event(), [], set()
 
-    def held_up(_piece: int, thread: int) -> None:
-        assert brought.wait(SECONDS)
+    def note(thread: int) -> None:
         threads.add((thread, threading.current_thread().name))
 
+    def held_up(_piece: int, thread: int) -> None:
+        assert next_is_here.wait(SECONDS)
+        note(thread)
+
+    def found(_piece: int, thread: int) -> None:
+        next_is_here.set()
+        note(thread)
+
     with contextlib.closing(PiecePool(3)) as crew:
-        for number in range(3):
-            crew.begin(4, held_up, lambda _error, number=number: done.append(number))  # type: ignore[misc]
+        crew.begin(2, held_up, lambda _error: done.append("first"))
         assert done == []
-        brought.set()
+        crew.begin(4, found, lambda _error: done.append("second"))
+        assert "first" in done, "a third one may be more urgent than whatever would wait here"
         crew.finish()
-    assert sorted(done) == [0, 1, 2]
+    assert sorted(done) == ["first", "second"]
     assert threads <= {(number, f"store helper {number}") for number in range(4)}
 
 

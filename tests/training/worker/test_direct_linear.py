@@ -84,13 +84,14 @@ def test_gradients_have_the_bits_of_autograd(kind: type[nn.Linear], batch: int, 
 
 
 @pytest.mark.parametrize("shape", [(300, 4096), (33, 40_000), (5, 7)], ids=["three pieces", "a few rows each", "one"])
-def test_what_onednn_makes_in_pieces_has_the_bits_of_the_whole(shape: tuple[int, int]) -> None:
+@pytest.mark.parametrize("batch", [9, 513])
+def test_what_onednn_makes_is_the_same_wherever_it_is_written(shape: tuple[int, int], batch: int) -> None:
     rows, columns = shape
-    output_gradient, given = torch.randn(9, rows), torch.randn(9, columns)
+    output_gradient, given = torch.randn(batch, rows), torch.randn(batch, columns)
     target = torch.full(shape, float("nan"))
     write_weight_gradient(output_gradient, given, target, by_onednn=True)
     assert torch.equal(target, weight_gradient(output_gradient, given, by_onednn=True))
-    torch.testing.assert_close(target, output_gradient.t().mm(given))
+    torch.testing.assert_close(target, output_gradient.t().mm(given), rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize("lent", [True, False], ids=["lent", "in the arena"])

@@ -170,6 +170,7 @@ class Awaited:
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.waited: list[str] = []
+        self.here: set[int] = set()
         self.bound = [
             Bound(Trained(name, one, 0), index, one.data, one.data, (index,), one.data)
             for index, (name, one) in enumerate(model.named_parameters())
@@ -178,12 +179,14 @@ class Awaited:
         self.waits = LayerWaits([model], self.bound, self._need, self._need_all)
 
     def _need_all(self) -> None:
-        self._need(self.bound)
+        self._need([one for one in self.bound if one.index not in self.here])
+        self.here.clear()
         self.waits.end()
 
     def _need(self, some: object) -> None:
         assert isinstance(some, list)
         self.waited += [one.trained.name for one in some]
+        self.here.update(one.index for one in some)
 
 
 @pytest.fixture
@@ -255,6 +258,15 @@ def test_a_view_that_was_made_before_is_noticed(awaited: Awaited) -> None:
     assert awaited.waits.begin()
     awaited.weight.sum()
     assert awaited.waited == ["0.weight"] * 2
+
+
+def test_nothing_is_watched_any_more_once_every_parameter_has_been_used(awaited: Awaited) -> None:
+    for one in awaited.model.parameters():
+        assert _get_current_function_mode_stack()
+        one.sum()
+    torch.ones(2).sum()
+    awaited.model[0](torch.ones(2, 4))  # type: ignore[index]
+    assert not _get_current_function_mode_stack()
 
 
 def test_a_tensor_of_torch_func_may_be_any_parameter(awaited: Awaited) -> None:

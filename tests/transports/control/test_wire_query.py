@@ -122,3 +122,13 @@ def test_where_nothing_listens_both_queries_are_refused() -> None:
 )
 def test_an_address_that_leads_nowhere_says_why(address: str, reach: Reach) -> None:
     assert probe(address).reach is reach
+
+
+def test_a_listener_that_closes_while_it_is_called_is_no_firewall(monkeypatch: pytest.MonkeyPatch) -> None:
+    def reset(*_: object, **__: object) -> socket.socket:
+        raise ConnectionResetError(104, "Connection reset by peer")
+
+    monkeypatch.setattr(socket, "create_connection", reset)
+    found = probe("127.0.0.1:9")
+    assert found.reach is Reach.REFUSED
+    assert not found.no_packet_returns

@@ -23,6 +23,7 @@ from lockstep.benchmark.outputs.observers import RunObserver, StepFacts
 from lockstep.benchmark.training.evaluation import Evaluation
 from lockstep.benchmark.training.job import BenchJob
 from lockstep.benchmark.training.updates import Updates
+from lockstep.runtime.garbage import spared_collector
 from lockstep.training.parameter_watch import NotFiniteParameter, ParametersNotFinite, ParameterWatch
 
 Emit = Callable[[str], None]
@@ -61,7 +62,8 @@ def train(
     """Run the whole job on this worker."""
     loop = _Loop(job, updates, emit, progress, observer or RunObserver())
     loop.warm_up()
-    return loop.timed_steps()
+    with spared_collector():
+        return loop.timed_steps()
 
 
 class _Loop:

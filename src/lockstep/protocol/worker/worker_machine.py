@@ -99,6 +99,7 @@ class WorkerMachine:
         """The tasks that hold buckets, by the plan's numbers; without servers they are workers, this one among them."""
         self._buckets: list[HeldBucket] = []
         self._target = INITIAL_STEP
+        self._sealed: Step = INITIAL_STEP - 1
         self._rates: tuple[GroupRates, ...] = ()
         self._seal: dict[TaskId, Seal] = {}
         self._done: Done | None = None
@@ -211,6 +212,7 @@ class WorkerMachine:
         absent = set(event.absent)
         if event.asks:
             return self._ask_norm(event, absent, now)
+        self._sealed = event.step
         for bucket in self._buckets:
             bucket.absent = bucket.id in absent
             if bucket.absent and bucket.version == event.step:
@@ -555,6 +557,7 @@ class WorkerMachine:
             "task": str(self.task),
             "step": self.step,
             "wants_version": self._target,
+            "sealed": self._sealed,
             "buckets": [
                 {"id": b.id, "server": b.server.index, "state": b.state.value, "version": b.version, "busy": b.busy}
                 for b in self._buckets

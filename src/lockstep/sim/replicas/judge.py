@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from lockstep.protocol.coordinator.homed_coordinator import HomedCoordinator
 from lockstep.protocol.core.effects import Effect, Send, SendVersion
-from lockstep.protocol.core.ids import NOTHING_TO_APPLY, BucketId, Role, TaskId
+from lockstep.protocol.core.ids import NOTHING_TO_APPLY, BucketId, TaskId
 from lockstep.protocol.core.messages import Commit, Resolution, View
 from lockstep.protocol.server.homed_machine import HomedServerMachine
 from lockstep.sim.violation import Rule
@@ -74,19 +74,27 @@ class Judge:
         self._world.must(not is_apart, Rule.DECISION_CHANGED, wrong)
 
     def _judge_commit(self, name: TaskId, commit: Commit) -> None:
-        """A step is committed when every bucket's next version is held, by both homes while there are two. Who has
-        been replaced commits nothing more."""
+        """A step is committed when every bucket's next version is held, by both homes while there are two. Of those
+        that have been lost meanwhile nothing is asked. Who has been replaced commits nothing more."""
         world = self._world
         leads = world.tasks[name].machine.coordinator
         assert isinstance(leads, HomedCoordinator)
         is_old = commit.step > self.committed and leads.is_here().view < self.newest_view
         world.must(not is_old, Rule.EARLY_COMMIT, f"{name} commits step {commit.step} in an old view")
         self.committed = max(self.committed, commit.step)
-        servers = [task for one, task in world.tasks.items() if one.role is Role.SERVER]
+        placement = leads.servers.placement
         for bucket in world.plan.buckets:
-            is_held = max(self._newest(task, bucket.id) for task in servers) > commit.step
+            homes = placement.shards[placement.shard_of(bucket.id)]
+            named = [homes.home_task, homes.second_task if homes.whole else None]
+            asked = [world.tasks[one] for one in named if one is not None]
+            held = [self._newest(one, bucket.id) > commit.step for one in asked if self._is_known(leads, one)]
             wrong = f"step {commit.step} is committed without bucket {bucket.id}"
-            world.must(is_held or self.committed == NOTHING_TO_APPLY, Rule.EARLY_COMMIT, wrong)
+            world.must(all(held) or self.committed == NOTHING_TO_APPLY, Rule.EARLY_COMMIT, wrong)
+
+    @staticmethod
+    def _is_known(leads: HomedCoordinator, task: ReplicaTask) -> bool:
+        """Whether this incarnation lives, and the coordinator has taken it in."""
+        return task.takes_part and leads.is_member(task.machine.task, task.machine.incarnation)
 
     def _judge_version(self, name: TaskId, sent: SendVersion) -> None:
         """A version that a worker gets is held by both homes, if the second one is whole and lives."""

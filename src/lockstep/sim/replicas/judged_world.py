@@ -56,10 +56,11 @@ class JudgedWorld(ReplicaWorld):
 
     @property
     def is_whole(self) -> bool:
-        """Whether a coordinator that knows all present incarnations says that any one server may be lost."""
-        if not all(task.alive for task in self.tasks.values()):
+        """Whether a coordinator that knows all present servers says that any one of them may be lost."""
+        servers = {name: task for name, task in self.tasks.items() if name.role is Role.SERVER}
+        if not all(task.alive for task in servers.values()):
             return False
-        lives = [(name, task.machine.incarnation) for name, task in self.tasks.items()]
+        lives = [(name, task.machine.incarnation) for name, task in servers.items()]
         machines = [task.machine.coordinator for task in self.tasks.values()]
         leading = [one for one in machines if isinstance(one, HomedCoordinator) and one.has_replica]
         return any(all(leads.is_member(*life) for life in lives) for leads in leading)

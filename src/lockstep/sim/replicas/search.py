@@ -101,7 +101,7 @@ def play(scenario: ReplicaScenario) -> ReplicaRun:
     try:
         world.run()
         return _judged(world, scenario)
-    except (AssertionError, ProtocolError) as broken:
+    except (AssertionError, KeyError, ProtocolError) as broken:  # KeyError: a store lacks what it is asked for
         raise with_story(broken, world.story()) from broken
 
 
@@ -152,10 +152,13 @@ def first_kills(scenario: ReplicaScenario) -> list[KillAtEvent]:
 def search_two(scenario: ReplicaScenario, first: KillAtEvent, stride: int = 1) -> ReplicaTally:
     """A second kill at every event (at every ``stride``-th) after ``first``."""
     tally = ReplicaTally()
+    once = replace(scenario, kills=(first,))
     try:
-        moments = play(replace(scenario, kills=(first,))).moments
-    except Violation:
-        return tally  # found by the search for one
+        moments = play(once).moments
+    except Violation as broken:
+        tally.runs += 1
+        tally.broken.append((once, broken))
+        return tally
     place = moments.index((first.task, first.event))
     for moment in moments[place + 1 :: stride]:
         _note(tally, replace(scenario, kills=(first, KillAtEvent(*moment, first.leaves))))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -185,7 +186,8 @@ def _lanes(meeting: MeetingPoint, store: c10d.Store) -> int:
     hosts = [bytes(store.get(f"host/{rank}")).decode() for rank in range(meeting.size)]
     cores = usable_cores(cgroup_folders()) / hosts.count(meeting.own_host)
     store.set(f"lanes/{meeting.rank}", str(max(1, min(MOST_LANES, int(cores // CORES_OF_LANE)))))
-    return min(int(bytes(store.get(f"lanes/{rank}"))) for rank in range(meeting.size))
+    lanes = [int(bytes(store.get(f"lanes/{rank}"))) for rank in range(meeting.size)]
+    return min(MOST_LANES, *lanes)
 
 
 def _meet(meeting: MeetingPoint) -> c10d.Store:
@@ -234,19 +236,26 @@ def _process_group(meeting: MeetingPoint, store: c10d.Store, backend: str) -> An
         stay_on_interface(meeting.listen_host)
         options = dist.ProcessGroupNCCL.Options()
         return dist.ProcessGroupNCCL(c10d.PrefixStore("nccl", store), meeting.rank, meeting.size, options)
-    devices = [gloo_device(meeting.own_host) for _ in range(_lanes(meeting, store))]
-    gloo = gloo_options(devices, patience)
+    told = "lanes/{}"  # what each worker leaves in the store when it comes this far
     try:
+        devices = [gloo_device(meeting.own_host) for _ in range(_lanes(meeting, store))]
+        told = "gloo/rank_{}"
+        gloo = gloo_options(devices, patience)
         return dist.ProcessGroupGloo(c10d.PrefixStore("gloo", store), meeting.rank, meeting.size, gloo)
     except StoreForged as error:
         raise _forged(meeting, error) from None
-    except RuntimeError as error:
-        missing = [rank for rank in range(meeting.size) if not store.check([f"gloo/rank_{rank}"])]
-        who = ", ".join(_name(rank) for rank in missing) or "a worker"
-        reason = first_line(error)
-        raise CollectiveLost(
-            f"not all workers arrived within {meeting.patience:g} s; missing: {who} ({reason})"
-        ) from None
+    except (RuntimeError, dist.DistError) as error:
+        raise _not_all_came(meeting, store, told, error) from None
+
+
+def _not_all_came(meeting: MeetingPoint, store: c10d.Store, told: str, error: Exception) -> CollectiveLost:
+    missing: list[int] = []
+    with contextlib.suppress(RuntimeError, dist.DistError):  # the store is lost with rank 0
+        missing += [rank for rank in range(meeting.size) if not store.check([told.format(rank)])]
+    who = ", ".join(_name(rank) for rank in missing) or "a worker"
+    return CollectiveLost(
+        f"not all workers arrived within {meeting.patience:g} s; missing: {who} ({first_line(error)})"
+    )
 
 
 def first_line(error: Exception) -> str:

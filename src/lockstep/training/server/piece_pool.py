@@ -83,7 +83,8 @@ class PiecePool:
     first work.
 
     Called by one thread. Work that was begun is finished in the background while that thread brings more: threads that
-    are through with one bucket go on with the next, instead of waiting for the last of them.
+    are through with one bucket go on with the next, instead of waiting for the last of them. A caller that does not
+    help brings one bucket ahead, and no more: what is brought first may not be what is needed first.
     """
 
     def __init__(self, helpers: int) -> None:
@@ -95,7 +96,8 @@ class PiecePool:
         self._begun: deque[threading.Lock] = deque()
 
     def begin(self, pieces: int, work: Work, finished: Finished) -> None:
-        """Process all pieces. Returns before they are processed, perhaps before they are taken."""
+        """Process all pieces. Returns before they are processed, perhaps before they are taken; of a caller that does
+        not help, once all that it brought before is processed."""
         under_way = threading.Lock()
         under_way.acquire()
         self._begun.append(under_way)
@@ -119,6 +121,8 @@ class PiecePool:
             self._orders.put(heap)
         if self._caller_helps:
             heap.work_off(0)
+        else:
+            self._wait(1)
 
     def work_off(self, pieces: int, work: Work) -> None:
         """Process all pieces, and wait for them; an error is raised once no thread is working any more."""
@@ -131,7 +135,11 @@ class PiecePool:
     def finish(self) -> None:
         """Wait until everything that was begun is processed. Woken once for each: whoever waits more often takes the
         interpreter from those who still work."""
-        while self._begun:
+        self._wait(0)
+
+    def _wait(self, most: int) -> None:
+        """Until at most so many are under way."""
+        while len(self._begun) > most:
             under_way = self._begun.popleft()
             if not under_way.acquire(timeout=PATIENCE):
                 raise TimeoutError(f"a thread of the store did not finish its piece within {PATIENCE:g} s")

@@ -1,8 +1,8 @@
 """Weight gradients of linear layers, computed directly into the bucket that carries them.
 
 Autograd would allocate a gradient, and a hook would copy it into the arena: two passes over memory for the largest
-parameters of a model. Here the product is written where it is sent from. The arithmetic is autograd's own (the same
-call with the same operands), so the bits are the same.
+parameters of a model. Here the product is written where it is sent from, by the same calls with the same operands as
+the layer's own, so the bits are the same.
 
 A layer is handled this way only if its weight is used exactly once per step. The layer's first step, which goes through
 autograd, shows that; anything unusual later (a second call, another use) goes through autograd again.

@@ -152,6 +152,8 @@ class LayerWaits:
             try:
                 self._need(missing)
                 self._missing.difference_update(one.index for one in missing)
+                if self._awaiting and not self._missing:
+                    self._need_all()  # nothing will use a parameter for the first time and find that all are here
             finally:
                 self._busy = False
 

@@ -303,7 +303,7 @@ class SealedReplica:
         speaks = self._node.task == CHIEF or self._node.config.aggregate is not None
         said = rates if speaks else ()
         node, step = self._node, self.step
-        # The seal says which edition of each bucket is valid, so it must not overtake the last of them.
+        # The seal says which edition of each bucket is valid, so it must not overtake one that has left before.
         self._binding.memory.after_filled(
             lambda: node.seal(
                 step,

@@ -107,7 +107,7 @@ def _connect(number: IPAddress, port: int, left: float, seconds: float) -> Probe
         socket.create_connection((str(number), port), timeout=left).close()
     except TimeoutError:
         return _silent(seconds)
-    except ConnectionRefusedError:
+    except (ConnectionRefusedError, ConnectionResetError):  # reset: whoever listened closes at this moment
         return REFUSED
     except OSError as error:
         if error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH):
