@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-import socket
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
@@ -169,23 +168,24 @@ def _run_local_cluster(config: BenchConfig, argv: Sequence[str], program: Sequen
     from lockstep.runtime.local_cluster.cluster import LocalClusterSpec, run_local_cluster
     from lockstep.runtime.local_cluster.gpu_sharing import shared_gpu
     from lockstep.runtime.startup.preflight import count_gpus
+    from lockstep.transports.control.ports import ReservedPort
 
     assert config.local is not None
     local = config.local
     cluster = config.cluster or ClusterSpec()
-    meeting_port = _free_port() if config.exchange.is_collective and cluster.ports is None else 0
     on_gpus = config.devices.device != "cpu" and count_gpus(os.environ.get("CUDA_VISIBLE_DEVICES")) > 0
 
     def command(task: TaskId, ps_hosts: Sequence[str], worker_hosts: Sequence[str]) -> list[str]:
         arguments = task_arguments(argv, task, ps_hosts, worker_hosts)
         if config.devices.num_threads is None:
             arguments.append(f"--num_threads={_threads(task, local, on_gpus)}")
-        if meeting_port and config.exchange.collective_port is None:
-            arguments.append(f"--collective_port={meeting_port}")
+        if meeting is not None:
+            arguments.append(f"--collective_port={meeting.port}")
         return [*program, "bench", *arguments]
 
     os.environ[LAUNCHED_VARIABLE] = "1"
     spares = _spares(cluster, argv, program)
+    meets = config.exchange.is_collective and config.exchange.collective_port is None and cluster.ports is None
     spec = LocalClusterSpec(
         servers=local.servers,
         workers=local.workers,
@@ -199,7 +199,9 @@ def _run_local_cluster(config: BenchConfig, argv: Sequence[str], program: Sequen
         spares=spares,
         around=functools.partial(shared_gpu, os.environ, say) if on_gpus and shares_gpus(config) else nullcontext,
     )
-    return run_local_cluster(spec)
+    # Where worker 0 will listen for the others: kept from the tasks, whose ports the kernel chooses meanwhile.
+    with ReservedPort() if meets else nullcontext() as meeting:
+        return run_local_cluster(spec)
 
 
 def _spares(cluster: ClusterSpec, argv: Sequence[str], program: Sequence[str]) -> SparePlan | None:
@@ -235,10 +237,3 @@ def _threads(task: TaskId, local: LocalCluster, on_gpus: bool) -> int:
     if not on_gpus:
         return 1
     return max(1, min(MOST_SERVER_THREADS, (cores - CORES_OF_GPU_WORKER * local.workers) // max(1, local.servers)))
-
-
-def _free_port() -> int:
-    """A port that is free now; the workers of this machine meet there."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
