@@ -24,7 +24,7 @@ from lockstep.protocol.server.server_machine import ServerMachine
 from lockstep.protocol.worker import holdings, worker_machine
 from lockstep.sim.disk import SavedBucket, SavedShard
 from lockstep.sim.kill_points import KillPoint, KillPoints, Moment
-from lockstep.sim.scenario import Mode, NetworkProfile, Scenario, TrainingProfile
+from lockstep.sim.scenario import Mode, NetworkProfile, Scenario, SecondsRange, TrainingProfile
 from lockstep.sim.server_side import SimulatedServer
 from lockstep.sim.violation import Rule, Violation
 from lockstep.sim.world import World
@@ -42,6 +42,8 @@ PLAIN = Scenario(
     rules=RULES,
 )
 LIBRARY = replace(PLAIN, mode=Mode.SEALED)
+EARLY = replace(LIBRARY, training=replace(PLAIN.training, seals_early=True, backward=SecondsRange(0.0, 0.05)))
+"""Buckets that follow the seal of their step, slowly."""
 STORM = NetworkProfile(
     late_chance=0.03, in_order=False, duplicate_chance=0.1, reset_chance=0.01, transfer_failure_chance=0.02
 )
@@ -144,10 +146,13 @@ def test_the_library_ends_with_the_numbers_of_the_benchmark() -> None:
     assert undisturbed(LIBRARY)[0] == undisturbed()[0]
 
 
+@pytest.mark.parametrize("scenario", [LIBRARY, EARLY], ids=["seals-last", "seals-early"])
 @pytest.mark.parametrize("task", VICTIMS, ids=lambda t: t.short)
-def test_killed_at_every_event_of_a_step_of_the_library_the_job_ends_with_the_same_numbers(task: TaskId) -> None:
-    for kill in kills_of(task, STEP, LIBRARY):
-        assert play(kill, scenario=LIBRARY).killed == 1
+def test_killed_at_every_event_of_a_step_of_the_library_the_job_ends_with_the_same_numbers(
+    task: TaskId, scenario: Scenario
+) -> None:
+    for kill in kills_of(task, STEP, scenario):
+        assert play(kill, scenario=scenario).killed == 1
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ The node starts before torch is imported, so that the others see this task, and 
 from __future__ import annotations
 
 import dataclasses
+import gc
 import os
 import signal
 import traceback
@@ -127,6 +128,7 @@ def _run_server(config: BenchConfig, reporter: TaskReporter, signals: TaskSignal
         if code is not None:
             return code
         returning = True
+        gc.collect()  # as in ``_run_worker``
 
 
 def _serve(
@@ -216,6 +218,7 @@ def _run_worker(config: BenchConfig, reporter: TaskReporter, signals: TaskSignal
         if code is not None:
             return code
         returning = True
+        gc.collect()  # the model of the life that has ended has reference cycles; the next one freezes what is there
 
 
 def _train(config: BenchConfig, node: WorkerNode) -> int | None:

@@ -21,7 +21,7 @@ How long does a step take, and how many servers does this network need?
   --jitter=SHARE         how much longer the slowest worker computes (0.05)
   --gbit=RATE            gigabits per second of each host's adapter, in each direction (25)
   --latency_us=T         one-way latency, in microseconds (50)
-  --bucket_mb=N          size of a bucket in MiB (4)
+  --bucket_mb=N          size of a bucket in MiB (4; a job over a network chooses 4 to 8)
   --store_gb=RATE        gigabytes per second that a server reads and writes in its updates (4)
   --loop_us=T            time that a task's loop takes per event, in microseconds (30)
   --shared_hosts         server i runs on the host of worker i and shares its adapter

@@ -44,10 +44,14 @@ def _scenarios(asked: SimRequest, servers: int) -> Iterator[ReplicaScenario]:
 
 
 def _searches(scenarios: list[ReplicaScenario], kills: int, processes: int) -> Iterator[ReplicaTally]:
-    search: Callable[..., ReplicaTally] = search_one if kills == 1 else search_two
-    jobs: list[tuple[Any, ...]] = [(replace(one, saves=saves),) for one in scenarios for saves in (False, True)]
+    search: Callable[..., ReplicaTally]
+    jobs: list[tuple[Any, ...]]
+    undisturbed = ReplicaTally()
     if kills == 2:
-        jobs = [(one, kill) for one in scenarios for kill in first_kills(one)]
+        search, jobs = search_two, [(one, kill) for one in scenarios for kill in first_kills(undisturbed, one)]
+    else:
+        search, jobs = search_one, [(replace(one, saves=saves),) for one in scenarios for saves in (False, True)]
+    yield undisturbed
     with progress(len(jobs), "playing") as advance:
         for tally in parallel(search, jobs, processes):
             advance()

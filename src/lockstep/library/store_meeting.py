@@ -16,8 +16,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import torch.distributed as dist
-
 from lockstep.foreign import JsonError, plain, read_json
 from lockstep.protocol.core.timing import SAY_SECONDS
 from lockstep.runtime.startup.rendezvous import RendezvousError
@@ -64,7 +62,7 @@ def meet_in_store(meeting: StoreMeeting, port: int, say: Say) -> tuple[str, ...]
             f"the entries in torchrun's store at {meeting.store} do not have this rank's key: give all ranks the same "
             "key file, and let nobody else reach that port"
         ) from None
-    except (RuntimeError, dist.DistError) as error:
+    except RuntimeError as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise RendezvousError(
             f"rank {meeting.rank} cannot use torchrun's store at {meeting.store} ({plain(reason, 200)}); is torchrun "

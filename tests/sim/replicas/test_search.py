@@ -8,7 +8,15 @@ import pytest
 
 from lockstep.protocol.core.ids import server
 from lockstep.protocol.server.second_shard import SecondShard
-from lockstep.sim.replicas.search import KillAtEvent, ReplicaScenario, first_kills, search_one, search_two, ways
+from lockstep.sim.replicas.search import (
+    KillAtEvent,
+    ReplicaScenario,
+    ReplicaTally,
+    first_kills,
+    search_one,
+    search_two,
+    ways,
+)
 from lockstep.sim.violation import Rule
 
 from .replica_mutants import second_home_makes_it_with_other_rates
@@ -37,7 +45,7 @@ def test_one_kill_is_not_noticed(saves: bool) -> None:
 @pytest.mark.parametrize("first", [30, 80, 130])
 def test_two_kills_break_no_rule(first: int) -> None:
     for scenario in ways(SMALL):
-        tally = search_two(scenario, first_kills(scenario)[first], stride=19)
+        tally = search_two(scenario, first_kills(ReplicaTally(), scenario)[first], stride=19)
         assert tally.runs > 5
         assert not tally.broken, str(tally.broken[0][1])
 
@@ -59,3 +67,16 @@ def test_a_defect_that_only_a_loss_shows_is_found_with_its_rule_and_its_story(mo
     assert {broken.broken.rule for _, broken in tally.broken} == {Rule.NOT_REPEATED}
     assert scenario.kills
     assert found.story
+
+
+def test_a_large_job_is_given_the_events_that_it_needs() -> None:
+    tally = ReplicaTally()
+    assert len(first_kills(tally, ReplicaScenario(servers=4, workers=8, steps=20, buckets=5))) > 6_000
+    assert not tally.broken
+
+
+def test_a_rule_that_is_broken_without_a_kill_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lockstep.sim.replicas.world.LEAST_LIMIT", 10)
+    monkeypatch.setattr("lockstep.sim.replicas.world.EVENTS_OF_TASK", 1)
+    tally = search_one(SMALL)
+    assert (tally.runs, len(tally.broken)) == (1, 1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import itertools
 import threading
 from collections.abc import Callable, Iterator
@@ -82,9 +81,7 @@ def set_up_torch(config: BenchConfig, *, keeps_memory: bool = True) -> None:
     else:
         torch.backends.cudnn.benchmark = True
     if torch.cuda.is_initialized():
-        # An earlier incarnation of this task in this process: its model has reference cycles, and holds GPU memory.
-        gc.collect()
-        torch.cuda.empty_cache()
+        torch.cuda.empty_cache()  # what an earlier incarnation of this task in this process had
 
 
 def server_store(config: BenchConfig) -> TorchShardStore:

@@ -182,14 +182,22 @@ class WorkerMachine:
         effects: list[Effect] = []
         if event.rates:
             effects += self._send_rates(event.rates)
-        # A former incarnation may have delivered its gradients of the first two steps of this one: servers may
-        # have applied them already, and the next version would come at once, into memory that is in use. So it
-        # is asked for when the step is sealed.
-        assert self._layout is not None
-        alone = not self._tells_state or self.step > self._layout.start + 1
-        if self.eager and alone:
+        if self.eager and self._is_first_to_deliver:
             effects += self._ask_for(self.step + 1, now)
         return effects
+
+    @property
+    def _is_first_to_deliver(self) -> bool:
+        """A former incarnation may have delivered its gradients of the first two steps of this one: servers may have
+        applied them already, and the next version would come at once, into memory that is in use."""
+        assert self._layout is not None
+        return not self._tells_state or self.step > self._layout.start + 1
+
+    def _ask_for_next(self, now: float) -> list[Effect]:
+        """The step is sealed. Buckets may still follow the seal."""
+        if not self._is_first_to_deliver and any(b.edition < 0 and not b.absent for b in self._buckets):
+            return []
+        return self._ask_for(max(self.step + 1, self._newest_open()), now)
 
     def _on_produced(self, event: Produced, now: float) -> list[Effect]:
         bucket = self._buckets[event.bucket]
@@ -204,7 +212,8 @@ class WorkerMachine:
         bucket.edition += 1
         bucket.offers = 0
         self._journal.record(now, Happening.PRODUCED, event.step, event.bucket, bucket.server)
-        return self._start_if_possible(bucket, now)
+        effects = self._start_if_possible(bucket, now)
+        return effects + self._ask_for_next(now) if self._sealed == self.step else effects
 
     def _on_sealed(self, event: Sealed, now: float) -> list[Effect]:
         if event.step != self.step:
@@ -228,7 +237,7 @@ class WorkerMachine:
         self._journal.record(now, Happening.SEALED, event.step)
         if self._tells_state and event.state is not None:
             effects += self._tell_state(LocalState(event.step + 1, event.state))
-        return effects + self._ask_for(max(self.step + 1, self._newest_open()), now)
+        return effects + self._ask_for_next(now)
 
     def _ask_norm(self, event: Sealed, absent: set[BucketId], now: float) -> list[Effect]:
         """The training loop wants to know the norm of the mean of what has been produced."""

@@ -138,31 +138,36 @@ def ways(scenario: ReplicaScenario) -> Iterator[ReplicaScenario]:
 def search_one(scenario: ReplicaScenario, stride: int = 1) -> ReplicaTally:
     """A kill at every event (at every ``stride``-th)."""
     tally = ReplicaTally()
-    for moment in play(scenario).moments[::stride]:
+    for moment in _moments(tally, scenario)[::stride]:
         for leaves in (True, False):
             _note(tally, replace(scenario, kills=(KillAtEvent(*moment, leaves),)))
     return tally
 
 
-def first_kills(scenario: ReplicaScenario) -> list[KillAtEvent]:
+def first_kills(tally: ReplicaTally, scenario: ReplicaScenario) -> list[KillAtEvent]:
     """Of two: what follows from the event leaves if what had been sent arrives."""
-    return [KillAtEvent(*moment, scenario.last_words) for moment in play(scenario).moments]
+    return [KillAtEvent(*moment, scenario.last_words) for moment in _moments(tally, scenario)]
 
 
 def search_two(scenario: ReplicaScenario, first: KillAtEvent, stride: int = 1) -> ReplicaTally:
     """A second kill at every event (at every ``stride``-th) after ``first``."""
     tally = ReplicaTally()
     once = replace(scenario, kills=(first,))
-    try:
-        moments = play(once).moments
-    except Violation as broken:
-        tally.runs += 1
-        tally.broken.append((once, broken))
-        return tally
-    place = moments.index((first.task, first.event))
+    moments = _moments(tally, once)
+    place = moments.index((first.task, first.event)) if moments else 0
     for moment in moments[place + 1 :: stride]:
         _note(tally, replace(scenario, kills=(first, KillAtEvent(*moment, first.leaves))))
     return tally
+
+
+def _moments(tally: ReplicaTally, scenario: ReplicaScenario) -> tuple[Moment, ...]:
+    """The events of this run; none if it breaks a rule, which the tally then has."""
+    try:
+        return play(scenario).moments
+    except Violation as broken:
+        tally.runs += 1
+        tally.broken.append((scenario, broken))
+        return ()
 
 
 def _note(tally: ReplicaTally, scenario: ReplicaScenario) -> None:

@@ -62,7 +62,10 @@ from lockstep.sim.violation import Rule, Violation
 
 RULES = RecoveryRules(on_worker_loss=LossPolicy.WAIT, server_replicas=1)
 TICKET = Ticket("shm", 0, 1 << 20, 0, b"")
-MOST_EVENTS = 6_000
+LEAST_LIMIT = 6_000
+"""Events of a small run that has not ended by then never does."""
+EVENTS_OF_TASK = 200
+"""The same for each step of each task, kills and returns included: five times as many as are usual."""
 _LAZY = 0.01
 """How likely a lazy queue is served while others could be."""
 _TRACED = 60
@@ -177,9 +180,9 @@ class ReplicaWorld:
 
     # -- a run --
 
-    def run(self, limit: int = MOST_EVENTS) -> None:
+    def run(self, limit: int | None = None) -> None:
         """Play it until the job has ended for everybody."""
-        for _ in range(limit):
+        for _ in range(limit or max(LEAST_LIMIT, EVENTS_OF_TASK * self.steps * len(self.shape.tasks()))):
             if self.is_over():
                 return
             ready = [queue for queue, actions in self.queues.items() if actions]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -27,6 +28,9 @@ STORE_SECONDS = 60.0
 MOST_LANES = 4
 CORES_OF_LANE = 2
 """A connection keeps one thread of its own busy, and one of those that add up."""
+
+_COMES, _CONNECTS = "host/{}", "connects/{}"
+"""What each rank leaves in the store when it comes this far."""
 
 
 class CollectiveLost(RuntimeError):  # noqa: N818 - reads as the fact it states
@@ -149,7 +153,7 @@ class WorkerGroup:
                 self._store.wait([f"left {occasion}/{rank}" for rank in others])
             else:
                 self._store.set(f"left {occasion}/{own}", "gone")
-        except (RuntimeError, dist.DistError) as error:
+        except RuntimeError as error:
             raise self.node.lost(first_line(error)) from None
 
 
@@ -182,12 +186,10 @@ def _choose(meeting: MeetingPoint, store: c10d.Store) -> str:
 def _lanes(meeting: MeetingPoint, store: c10d.Store) -> int:
     """How many buckets gloo carries side by side: a connection is no faster than the one thread at each of its ends.
     As many as every rank has cores for, beside the others on its host."""
-    store.set(f"host/{meeting.rank}", meeting.own_host)
-    hosts = [bytes(store.get(f"host/{rank}")).decode() for rank in range(meeting.size)]
-    cores = usable_cores(cgroup_folders()) / hosts.count(meeting.own_host)
-    store.set(f"lanes/{meeting.rank}", str(max(1, min(MOST_LANES, int(cores // CORES_OF_LANE)))))
-    lanes = [int(bytes(store.get(f"lanes/{rank}"))) for rank in range(meeting.size)]
-    return min(MOST_LANES, *lanes)
+    store.set(_COMES.format(meeting.rank), f"{usable_cores(cgroup_folders())} {meeting.own_host}")
+    told = [bytes(store.get(_COMES.format(rank))).decode().split(" ", 1) for rank in range(meeting.size)]
+    ranks_on = Counter(host for _, host in told)
+    return min(MOST_LANES, *(max(1, int(float(cores) / ranks_on[host] // CORES_OF_LANE)) for cores, host in told))
 
 
 def _meet(meeting: MeetingPoint) -> c10d.Store:
@@ -201,7 +203,7 @@ def _meet(meeting: MeetingPoint) -> c10d.Store:
             return store
         host, port = find(0)
         return reach_store(host, port, meeting.size, meeting.patience)
-    except (RuntimeError, OSError, dist.DistError) as error:
+    except (RuntimeError, OSError) as error:
         reason = first_line(error)
         raise CollectiveLost(
             f"{_name(meeting.rank)} cannot meet the others at {meeting.host}:{meeting.port} ({reason}); "
@@ -218,7 +220,7 @@ def _sealed(meeting: MeetingPoint, store: c10d.Store) -> c10d.Store:
         return SealedStore(store, key.sub(Purpose.STORE), meeting.rank, meeting.size)
     except StoreForged as error:
         raise _forged(meeting, error) from None
-    except (RuntimeError, dist.DistError) as error:
+    except RuntimeError as error:
         where, reason = f"{meeting.host}:{meeting.port}", first_line(error)
         raise CollectiveLost(f"not all workers came to {where} within {meeting.patience:g} s ({reason})") from None
 
@@ -236,21 +238,22 @@ def _process_group(meeting: MeetingPoint, store: c10d.Store, backend: str) -> An
         stay_on_interface(meeting.listen_host)
         options = dist.ProcessGroupNCCL.Options()
         return dist.ProcessGroupNCCL(c10d.PrefixStore("nccl", store), meeting.rank, meeting.size, options)
-    told = "lanes/{}"  # what each worker leaves in the store when it comes this far
+    told = _COMES
     try:
         devices = [gloo_device(meeting.own_host) for _ in range(_lanes(meeting, store))]
-        told = "gloo/rank_{}"
+        told = _CONNECTS
+        store.set(told.format(meeting.rank), "here")
         gloo = gloo_options(devices, patience)
         return dist.ProcessGroupGloo(c10d.PrefixStore("gloo", store), meeting.rank, meeting.size, gloo)
     except StoreForged as error:
         raise _forged(meeting, error) from None
-    except (RuntimeError, dist.DistError) as error:
+    except RuntimeError as error:
         raise _not_all_came(meeting, store, told, error) from None
 
 
 def _not_all_came(meeting: MeetingPoint, store: c10d.Store, told: str, error: Exception) -> CollectiveLost:
     missing: list[int] = []
-    with contextlib.suppress(RuntimeError, dist.DistError):  # the store is lost with rank 0
+    with contextlib.suppress(RuntimeError):  # the store is lost with rank 0
         missing += [rank for rank in range(meeting.size) if not store.check([told.format(rank)])]
     who = ", ".join(_name(rank) for rank in missing) or "a worker"
     return CollectiveLost(

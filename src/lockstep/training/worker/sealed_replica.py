@@ -206,7 +206,7 @@ class SealedReplica:
 
     def _may_follow_seal(self, unsent: Sequence[Filling]) -> bool:
         """Whether servers may hear of the seal before these buckets leave: they then begin with the first of them while
-        the others are on their way. None has left in this step, so the seal counts no edition but the first."""
+        the others are on their way. None of these has left before, so the seal counts no edition but the first."""
         config = self._node.config
         made_by_all = config.synchronous and config.aggregate is None
         first = not any(map(self._fillings.is_sent, unsent))
