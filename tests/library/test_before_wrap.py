@@ -15,6 +15,7 @@ from library.same_loop import Loop, assert_same_bits, in_one_process, plain, sma
 from library.test_copies import hooks_of
 from lockstep.library.errors import UsageError
 from lockstep.library.job import Job
+from lockstep.library.parameters import refuse_local_statistics
 from lockstep.protocol.core.ids import ClusterShape
 
 pytestmark = pytest.mark.timeout(120)
@@ -150,7 +151,7 @@ REFUSED: list[tuple[ClusterShape, str, Wrap]] = [
     ),
     (SERVED, "not on servers", lambda job, m, o: job.wrap(m, [o, torch.optim.Adafactor(small_model().parameters())])),
     (SERVED, "given twice", lambda job, m, o: job.wrap(m, [o, torch.optim.SGD(m.parameters())])),
-    (RANKS, "no statistics", lambda job, m, o: job.wrap([m, nn.SyncBatchNorm(4)], o)),
+    *((shape, "no statistics", lambda job, m, o: job.wrap([m, nn.SyncBatchNorm(4)], o)) for shape in (SERVED, RANKS)),
 ]
 
 
@@ -191,3 +192,14 @@ def test_an_optimizer_of_another_model_is_refused(shape: ClusterShape) -> None:
         job.wrap(model, torch.optim.SGD([*model.parameters(), extra], lr=0.1))
 
     run_in(shape, body)
+
+
+def test_statistics_that_servers_would_leave_local_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each worker normalised with its own batches, and nobody said so."""
+    layers = [nn.Sequential(nn.Linear(4, 4), nn.SyncBatchNorm(4))]
+    with pytest.raises(UsageError, match=r"SyncBatchNorm asks the other workers.*use BatchNorm, or train on GPUs"):
+        refuse_local_statistics(layers, 2)
+    refuse_local_statistics(layers, 1)
+    refuse_local_statistics([small_model()], 2)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)  # the program has set it up itself
+    refuse_local_statistics(layers, 2)

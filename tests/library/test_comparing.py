@@ -110,6 +110,13 @@ def test_a_comparison_saves_nothing_and_ignores_lists_of_hosts() -> None:
     assert compared.launched
 
 
+def test_a_comparison_leaves_out_what_only_the_other_shape_has() -> None:
+    asked = JoinArguments(device="gpu", backend="gloo")
+    served, ranks = compared_arguments(asked, 1), compared_arguments(asked, 0)
+    assert (served.device, served.backend) == ("gpu", None)
+    assert (ranks.device, ranks.backend) == ("cpu", "gloo")
+
+
 def test_shares_and_steps_are_as_in_a_job() -> None:
     job = StandInJob(Shape.LIMIT, {"RANK": "1", "WORLD_SIZE": "2"})
     assert [batch.tolist() for batch in job.shard(range(4), 2)] == [[0, 1], [2, 3]]

@@ -17,6 +17,7 @@ from helpers.programs import LOCKSTEP, Finished, Program, run_lockstep
 from lockstep.cli.library_flags import cluster_flags
 from lockstep.errors import BadInput
 from lockstep.library.join import JoinArguments, join_with
+from lockstep.library.settings import BACKENDS, WIRE_DTYPES
 from lockstep.protocol.core.ids import server, worker
 
 PROGRAM = (sys.executable, str(Path(__file__).with_name("program.py")))
@@ -40,6 +41,22 @@ dist.all_reduce(total)
 print(f"rank {dist.get_rank()} of {dist.get_world_size()}: {total.item()}\\n", end="", flush=True)
 job.close()
 dist.destroy_process_group()
+"""
+
+OF_TWO_WIDTHS = """
+import hashlib, sys, torch, lockstep
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(16, 600), torch.nn.Linear(16, 600, dtype=torch.float64))
+optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+with lockstep.join(backend="own", bucket_mb=1 / 64, **lockstep.cluster_flags(sys.argv[1:])[0]) as job:
+    job.wrap(model, optimizer)
+    for step in job.steps(4, seed=1):
+        optimizer.zero_grad()
+        x = torch.randn(3, 16)
+        (model[0](x).double() * model[1](x.double())).square().mean().backward()
+        optimizer.step()
+    whole = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
+    print(f"worker {job.worker} of {job.workers}: {hashlib.sha256(whole).hexdigest()[:16]}\\n", end="", flush=True)
 """
 
 Command = tuple[tuple[str, ...], dict[str, str]]
@@ -237,12 +254,53 @@ def test_a_program_that_wants_a_server_and_was_not_launched_gets_one_sentence() 
         ("--nocross_replica_sync", "synchronous=False"),
         ("--replicas_to_aggregate=1", "replicas_to_aggregate"),
         ("--reduction=sum", "reduction='sum'"),
+        ("--device=gpu", "device='gpu'"),
     ],
 )
 def test_what_only_servers_can_do_is_refused_without_them(flag: str, what: str) -> None:
     with pytest.raises(BadInput) as refused:
         join_with(JoinArguments(**cluster_flags([flag])[0]), {})  # type: ignore[arg-type]
     assert f"{what} needs servers, and every rank trains in this job; give servers=1" in str(refused.value)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_carries_the_gradients_of_ranks_is_refused_with_servers(backend: str) -> None:
+    """It was ignored: who asked for NCCL never learned that servers do without it."""
+    lists = [*hosts(1, 1), "--job_name=worker", f"--backend={backend}"]
+    with pytest.raises(BadInput) as refused:
+        join_with(JoinArguments(**cluster_flags(lists)[0]), {})  # type: ignore[arg-type]
+    assert f"backend={backend!r} chooses what carries gradients where every rank trains" in str(refused.value)
+
+
+@pytest.mark.slow
+def test_ranks_that_send_16_bits_have_one_result_and_it_is_another(tmp_path: Path) -> None:
+    """Also of numbers that stay as wide as they are, which a rank averages in another place."""
+    program = tmp_path / "program.py"
+    program.write_text(OF_TWO_WIDTHS)
+    found = []
+    for name in WIRE_DTYPES:
+        job = free_port()
+        command = (sys.executable, str(program), f"--wire_dtype={name}")
+        finished = run_all([(command, srun(rank, 2, job)) for rank in range(2)])
+        assert [one.code for one in finished] == [0, 0], finished
+        found.append(digests(finished))
+    assert [len(one) for one in found] == [2, 2]
+    assert [len(set(one.values())) for one in found] == [1, 1]
+    assert found[0] != found[1]
+
+
+@pytest.mark.slow
+def test_ranks_that_send_other_types_are_named() -> None:
+    job = free_port()
+    chief, other = run_all(
+        [
+            ((*PROGRAM, "--backend=own", f"--wire_dtype={name}"), srun(rank, 2, job))
+            for rank, name in enumerate(WIRE_DTYPES)
+        ]
+    )
+    assert 0 not in (chief.code, other.code)
+    assert "wire_dtype=bfloat16" in other.stderr
+    assert "start all tasks with the same value" in other.stderr
 
 
 @pytest.mark.slow

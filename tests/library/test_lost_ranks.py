@@ -72,6 +72,19 @@ def test_a_lost_rank_comes_back_with_the_same_bits_and_the_others_stay(
     assert "verdict" not in done.stderr
 
 
+@pytest.mark.long
+def test_a_lost_rank_comes_back_where_gradients_travel_in_16_bits(
+    undisturbed: Callable[[int], list[str]], tmp_path: Path
+) -> None:
+    """One in the middle of a step whose gradients the others send again, and one in a step that it makes once more."""
+    narrow = "--wire_dtype=bfloat16"
+    calm = torchrun(2, narrow, "--once=/nonexistent")
+    done = torchrun(2, narrow, "--die=0:3:backward,1:8:stepped", f"--once={tmp_path}")
+    assert (calm.code, done.code) == (0, 0), done
+    assert len(list(tmp_path.iterdir())) == 2
+    assert results(done.stdout) == results(calm.stdout) != undisturbed(2)
+
+
 def test_a_lost_rank_of_a_list_comes_back(undisturbed: Callable[[int], list[str]], tmp_path: Path) -> None:
     hosts = f"--worker_hosts=127.0.0.1:{free_port()},127.0.0.1:{free_port()}"
     with ExitStack() as started:

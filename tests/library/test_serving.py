@@ -13,10 +13,8 @@ import torch
 import lockstep
 from helpers.ports import free_ports
 from helpers.programs import run_lockstep
-from lockstep.library.serving import place_on_host
 from lockstep.library.settings import Exchange, library_settings
 from lockstep.protocol.coordinator.recovery import RecoveryRules
-from lockstep.protocol.core.ids import Role, TaskId
 from lockstep.runtime.startup.cluster import ClusterSpec
 from lockstep.training.server.piece_pool import MOST_THREADS
 
@@ -48,13 +46,6 @@ def test_a_server_uses_the_cores_of_its_host_whatever_the_launcher_says(threads:
     assert 1 <= pool <= cores, "a control group may have fewer"
     assert pool == cores or os.path.exists("/sys/fs/cgroup/cpu.max")
     assert torchs == 1
-
-
-@pytest.mark.parametrize(("index", "expected"), [(0, 0), (1, 0), (2, 1), (3, 2)])
-def test_the_servers_of_a_host_take_its_gpus_in_turn(index: int, expected: int) -> None:
-    hosts = ("node-1:1", "node-2:1", "node-1:2", "node-1:3")
-    cluster = ClusterSpec(ps_hosts=hosts, worker_hosts=("node-1:9",), task=TaskId(Role.SERVER, index))
-    assert place_on_host(cluster) == expected
 
 
 def lists() -> dict[str, Any]:

@@ -69,7 +69,7 @@ _OWN = (
         "wire_dtype",
         FlagKind.CHOICE,
         "float32",
-        "the type in which gradients are sent to a server; 16 bits halve the bytes and lose precision",
+        "the type in which gradients are sent; 16 bits halve their bytes and lose precision",
         choices=WIRE_DTYPES,
         upstream=False,
     ),

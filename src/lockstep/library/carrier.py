@@ -8,12 +8,12 @@ from lockstep.library.settings import OWN, TORCH
 from lockstep.terminal import say
 
 if TYPE_CHECKING:
+    from lockstep.library.training_way import JobOptions
     from lockstep.runtime.monitor.reporter import TaskReporter
     from lockstep.runtime.task.collective_node import CollectiveNode
     from lockstep.runtime.task.node import NodeConfig
     from lockstep.runtime.task.rank_node import RankNode
     from lockstep.runtime.task.worker_node import WorkerNode
-    from lockstep.training.ranks.saving import SaveSlot
 
 
 def carrier_of(backend: str | None) -> str:
@@ -29,9 +29,10 @@ def carrier_of(backend: str | None) -> str:
 
 
 def make_node(
-    config: NodeConfig, reporter: TaskReporter, carrier: str, save_slot: SaveSlot
+    config: NodeConfig, reporter: TaskReporter, carrier: str, options: JobOptions
 ) -> WorkerNode | RankNode | CollectiveNode:
     """Only what this one needs is imported. ``carrier``: empty where servers hold the parameters."""
+    save_slot = options.save_slot
     if not carrier:
         from lockstep.runtime.task.worker_node import WorkerNode
 
@@ -39,11 +40,16 @@ def make_node(
     if carrier == OWN:
         from lockstep.runtime.task.rank_node import RankNode
         from lockstep.training.server.mean_store import MeanStore, OwnGradients
+        from lockstep.training.wire_format import WireFormat
+
+        wire = WireFormat(options.wire_dtype)
 
         def make_store() -> MeanStore:
-            # Of ranks that come back, gradients stay what they are until all have their means.
-            own = None if rank.rules.ranks_return else OwnGradients(rank.task, rank.replaced_here)
-            return MeanStore(save=save_slot, answer=save_slot.answer, own=own)
+            # Of ranks that come back, gradients stay what they are until all have their means; in 16 bits they are not
+            # where the program looks for the means.
+            stays = rank.rules.ranks_return or wire.narrows
+            own = None if stays else OwnGradients(rank.task, rank.replaced_here)
+            return MeanStore(wire, save=save_slot, answer=save_slot.answer, own=own)
 
         rank = RankNode(config, make_store, say, reporter)
         rank.on_save = save_slot.expect

@@ -37,10 +37,13 @@ def join_compared(run: ComparedRun, arguments: JoinArguments, join_with: JoinWit
 
 
 def compared_arguments(arguments: JoinArguments, servers: int) -> JoinArguments:
-    """What the program asks for, in the shape of the run; nothing is saved, and nothing saved is resumed."""
+    """What the program asks for, in the shape of the run, without what only the other shape has; nothing is saved, and
+    nothing saved is resumed."""
     return dataclasses.replace(
         arguments,
         servers=servers,
+        device=arguments.device if servers else "cpu",
+        backend=None if servers else arguments.backend,
         ps_hosts=(),
         worker_hosts=(),
         job_name="",

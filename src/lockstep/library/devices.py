@@ -1,18 +1,17 @@
-"""Which device is a worker's own, and what carries the gradients of ranks whose models are there."""
+"""Which of its host's devices is a task's own."""
 
 from __future__ import annotations
 
 import torch
 
-from lockstep.protocol.core.ids import Role
 from lockstep.runtime.startup.cluster import ClusterSpec
 
 
 def place_on_host(cluster: ClusterSpec) -> int:
-    """How many workers before this one are on its host; servers do not count, because they need no GPU of their own."""
+    """How many tasks of this one's role with lower numbers are on its host, judging by their addresses."""
     assert cluster.task is not None
     own = cluster.address_of(cluster.task).rpartition(":")[0]
-    before = cluster.worker_hosts[: cluster.task.index] if cluster.task.role is Role.WORKER else ()
+    before = cluster.hosts_of(cluster.task.role)[: cluster.task.index]
     return sum(address.rpartition(":")[0] == own for address in before)
 
 

@@ -37,6 +37,7 @@ from lockstep.library.settings import (
     exchange_problems,
     keeping_problems,
     replica_problems,
+    shape_problems,
     who_trains,
 )
 from lockstep.protocol.core.endings import ON_NAN_PARAMETERS
@@ -322,7 +323,8 @@ def refuse_bad_cluster(cluster: ClusterSpec, arguments: JoinArguments, *, launch
     ``launched``: by a launcher, without ``lockstep run``.
     """
     workers, servers = cluster.shape.workers, cluster.shape.servers
-    problems = list(exchange_problems(arguments.exchange, workers, servers))
+    problems = list(exchange_problems(arguments.exchange, workers, servers, by_torch=cluster.carried_by_torch))
+    problems += shape_problems(arguments.device, arguments.backend, servers)
     problems += keeping_problems(arguments.keeping, arguments.exchange, workers, launched=launched, servers=servers)
     if arguments.server_replicas and servers:
         problems += replica_problems(arguments.exchange, workers)
@@ -421,7 +423,7 @@ def _join_as_worker(
     from lockstep.library.job import Job
 
     config = dataclasses.replace(config, give_up=lambda outcome: os._exit(outcome.exit_code(EXIT_FAILED)))
-    node = make_node(config, sidecar.reporter, carrier, options.save_slot)
+    node = make_node(config, sidecar.reporter, carrier, options)
     signals.attach(node)
     end_with_the_report()
     exits = ExitWitness()

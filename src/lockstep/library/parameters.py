@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from lockstep.library.errors import UsageError
@@ -121,6 +122,21 @@ def sparse_parameters(models: Sequence[nn.Module]) -> set[int]:
     """The ids of parameters whose gradients their layers make sparse."""
     parts = [part for model in models for part in model.modules() if getattr(part, "sparse", False) is True]
     return {id(p) for part in parts if isinstance(part, nn.Embedding | nn.EmbeddingBag) for p in part.parameters()}
+
+
+def synchronises_statistics(models: Sequence[nn.Module]) -> bool:
+    """Whether a model has layers that talk to other workers through torch.distributed's own group."""
+    return any(isinstance(part, nn.SyncBatchNorm) for model in models for part in model.modules())
+
+
+def refuse_local_statistics(models: Sequence[nn.Module], workers: int) -> None:
+    """With servers nobody but the program makes that group: UsageError if such layers would silently do without it."""
+    if workers > 1 and synchronises_statistics(models) and not dist.is_initialized():
+        raise UsageError(
+            "SyncBatchNorm asks the other workers through torch.distributed, which a job with servers does not set up, "
+            "so each worker would use the statistics of its own batches; use BatchNorm, or train on GPUs without "
+            "servers (lockstep.join() without servers= and ps_hosts=)"
+        )
 
 
 def _groups_of(optimizers: Sequence[KnownOptimizer]) -> dict[int, int]:

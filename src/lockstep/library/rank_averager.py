@@ -19,6 +19,7 @@ from lockstep.training.ranks.group import STORE_SECONDS, MeetingPoint, WorkerGro
 from lockstep.training.ranks.layout import RankLayout
 from lockstep.training.ranks.own_averager import OwnAverager
 from lockstep.training.ranks.torch_averager import TorchAverager
+from lockstep.training.wire_format import WireFormat
 from lockstep.transports.control.addresses import parse_address
 
 
@@ -37,7 +38,7 @@ def make_averager(
                 f"the model is on {device}, but this job's gradients travel between CPUs (backend='own'); give "
                 "lockstep.join(backend='nccl') or 'gloo', the same on every rank"
             )
-        return OwnAverager(node, layout, untrained)
+        return OwnAverager(node, layout, untrained, WireFormat(options.wire_dtype))
     group = WorkerGroup(meeting_point(node.cluster, node.job, device, options), node)
     return TorchAverager(group, layout, device, untrained)
 

@@ -26,6 +26,7 @@ from lockstep.library.parameters import (
     model_buffers,
     own_optimizer,
     sparse_parameters,
+    synchronises_statistics,
 )
 from lockstep.library.program_state import ProgramState
 from lockstep.library.rank_averager import make_averager
@@ -97,7 +98,7 @@ class RankTraining:
         own = [own_optimizer(one) for one in optimizers]
         trained, frozen = averaged_parameters(models, own)
         device = _only_device(trained)
-        if self._node.cluster.shape.workers > 1 and device.type == "cpu" and _synchronises_statistics(models):
+        if self._node.cluster.shape.workers > 1 and device.type == "cpu" and synchronises_statistics(models):
             raise UsageError(NO_STATISTICS_ON_CPUS)
         checkpoint = RankCheckpoint(trained, own) if self._node.saves else None
         if checkpoint is not None:
@@ -125,7 +126,7 @@ class RankTraining:
         try:
             averager = make_averager(self._node, layout, device, self._parts.options, frozen_digests(self._frozen))
             self._averager, self._announced = averager, True
-            if self._node.cluster.shape.workers > 1 and _synchronises_statistics(self._models):
+            if self._node.cluster.shape.workers > 1 and synchronises_statistics(self._models):
                 averager.share_with_torch()
         except (ModelsDiffer, ValueError) as error:
             raise UsageError(str(error)) from None
@@ -386,11 +387,6 @@ class RankTraining:
             self.replica.close()
         elif self._averager is not None:
             self._averager.close()
-
-
-def _synchronises_statistics(models: Sequence[nn.Module]) -> bool:
-    """Whether a model has layers that talk to other ranks through torch.distributed's own group."""
-    return any(isinstance(part, nn.SyncBatchNorm) for model in models for part in model.modules())
 
 
 def _only_device(trained: Sequence[Trained]) -> torch.device:

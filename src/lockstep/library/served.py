@@ -31,7 +31,7 @@ from lockstep.library.optimizer_proxy import unwrap_optimizer, wrap_optimizer
 from lockstep.library.optimizer_state import RemoteState
 from lockstep.library.optimizers import KnownOptimizer, known_optimizer
 from lockstep.library.own_loops import count_batches, own_loops
-from lockstep.library.parameters import trained_parameters, untrained_digests
+from lockstep.library.parameters import refuse_local_statistics, trained_parameters, untrained_digests
 from lockstep.library.program_state import ProgramState
 from lockstep.library.training_way import JobParts, NormClip
 from lockstep.protocol.core.activity import Doing, TaskPhase
@@ -95,6 +95,7 @@ class ServedTraining:
     def wrap(
         self, models: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]
     ) -> list[torch.optim.Optimizer]:
+        refuse_local_statistics(models, self._node.cluster.shape.workers)
         known: list[KnownOptimizer] = []
         for one in optimizers:
             known.append(known_optimizer(one, known[-1].groups.stop if known else 0))

@@ -64,17 +64,11 @@ def _gpu_of(cluster: ClusterSpec) -> torch.device:
     """The servers of a host take its GPUs in turn, from the first on, as its workers do: each is near a worker."""
     import torch
 
+    from lockstep.library.devices import place_on_host
+
     device = torch.device("cuda", place_on_host(cluster) % torch.cuda.device_count())
     torch.cuda.set_device(device)  # of this thread; otherwise pinning memory would occupy the first GPU too
     return device
-
-
-def place_on_host(cluster: ClusterSpec) -> int:
-    """How many servers with lower numbers are on this server's host, judging by their addresses."""
-    assert cluster.task is not None
-    own = cluster.address_of(cluster.task).rpartition(":")[0]
-    before = cluster.hosts_of(cluster.task.role)[: cluster.task.index]
-    return sum(address.rpartition(":")[0] == own for address in before)
 
 
 def serve(config: NodeConfig, serving: StoreChoice, reporter: TaskReporter, signals: TaskSignals) -> Outcome:

@@ -15,7 +15,7 @@ from lockstep.version import __version__, torch_version
 
 REDUCTIONS = ("mean", "sum")
 WIRE_DTYPES = ("float32", "bfloat16")
-"""How gradients are sent to the servers: as they are, or in 16 bits. Not float16: what is too large for it would become
+"""How gradients are sent: as they are, or in 16 bits. Not float16: what is too large for it would become
 infinite on its way, behind the check for infinity."""
 OWN, TORCH = "own", "torch.distributed"
 BACKENDS = (OWN, "nccl", "gloo")
@@ -38,8 +38,8 @@ class Exchange:
         return None if self.replicas_to_aggregate in (None, workers) else self.replicas_to_aggregate
 
 
-def exchange_problems(exchange: Exchange, workers: int, servers: int = 1) -> Iterator[str]:
-    """What is wrong with this choice, one sentence per problem."""
+def exchange_problems(exchange: Exchange, workers: int, servers: int = 1, *, by_torch: bool = False) -> Iterator[str]:
+    """What is wrong with this choice, one sentence per problem. ``by_torch``: torch.distributed carries gradients."""
     if not servers:
         yield from _needing_servers(exchange)
     count = exchange.replicas_to_aggregate
@@ -47,6 +47,12 @@ def exchange_problems(exchange: Exchange, workers: int, servers: int = 1) -> Ite
         yield f"reduction={exchange.reduction!r} is not known; use one of: {', '.join(REDUCTIONS)}."
     if exchange.wire_dtype not in WIRE_DTYPES:
         yield f"wire_dtype={exchange.wire_dtype!r} is not known here; use one of: {', '.join(WIRE_DTYPES)}."
+    elif by_torch and exchange.wire_dtype != WIRE_DTYPES[0]:
+        yield (
+            f"wire_dtype={exchange.wire_dtype!r} is not possible where gloo or NCCL carries the gradients: they add up "
+            "in the type that they send; omit it, give servers=1 (with a launcher) or ps_hosts, or train on CPUs with "
+            "backend='own'."
+        )
     if count is not None and not 1 <= count <= workers:
         yield (
             f"replicas_to_aggregate={count} is not possible with {workers} workers; give a number from 1 to {workers}."
@@ -59,13 +65,28 @@ def exchange_problems(exchange: Exchange, workers: int, servers: int = 1) -> Ite
 
 def _needing_servers(exchange: Exchange) -> Iterator[str]:
     """What only servers can do: where every rank trains, each step is the mean of all."""
-    remedy = "give servers=1 (with a launcher) or ps_hosts, or omit it"
     if not exchange.synchronous:
-        yield f"synchronous=False needs servers, and every rank trains in this job; {remedy}."
+        yield _needs_servers("synchronous=False")
     if exchange.replicas_to_aggregate is not None:
-        yield f"replicas_to_aggregate needs servers, and every rank trains in this job; {remedy}."
+        yield _needs_servers("replicas_to_aggregate")
     if exchange.reduction == "sum":
-        yield f"reduction='sum' needs servers, and every rank trains in this job; {remedy}."
+        yield _needs_servers("reduction='sum'")
+
+
+def _needs_servers(what: str) -> str:
+    remedy = "give servers=1 (with a launcher) or ps_hosts, or omit it"
+    return f"{what} needs servers, and every rank trains in this job; {remedy}."
+
+
+def shape_problems(device: str, backend: str | None, servers: int) -> Iterator[str]:
+    """Options that the other shape of a job has, one sentence per problem. ``device``: where servers update."""
+    if device != "cpu" and not servers:
+        yield _needs_servers(f"device={device!r}")
+    if backend is not None and servers:
+        yield (
+            f"backend={backend!r} chooses what carries gradients where every rank trains, and this job has servers; "
+            "omit it, or omit servers and ps_hosts."
+        )
 
 
 ON_WORKER_LOSS = (LossPolicy.WAIT.value, LossPolicy.ABORT.value)

@@ -1,8 +1,8 @@
-"""Gradients sent to a server in 16 bits (``--wire_dtype``): half the bytes, at the cost of precision.
+"""Gradients sent to a server, or to another rank, in 16 bits (``--wire_dtype``): half the bytes, less precision.
 
-Only the transfer is narrow. A worker computes gradients in 32 bits and rounds each number once; a server widens them
-before it adds anything up. Initial parameters, and those that come back, are sent in full. A narrowed bucket is at the
-beginning of the range that the full one would fill, so every offset of the plan stays the same.
+Only the transfer is narrow. A worker computes gradients in 32 bits and rounds each number once; whoever adds them up
+widens them first. Initial parameters, and what comes back, are sent in full. A narrowed bucket is at the beginning of
+the range that the full one would fill, so every offset of the plan stays the same.
 """
 
 from __future__ import annotations
@@ -33,6 +33,14 @@ class WireFormat:
         if not self._is_narrowed(bucket):
             return whole
         return whole.view(torch.float32).to(self._dtype).view(torch.uint8)
+
+    def put(self, bucket: Bucket, arena: Tensor, leaving: Tensor, *, in_full: bool) -> int:
+        """Copy a bucket from one arena to its place in another, from where it is sent; returns the number of bytes that
+        are. ``in_full``: it holds other numbers than gradients, which are not rounded."""
+        whole = arena[bucket.arena_offset : bucket.arena_offset + bucket.nbytes]
+        sent = whole if in_full else self.narrowed(bucket, whole)
+        leaving[bucket.arena_offset : bucket.arena_offset + sent.nbytes] = sent
+        return sent.nbytes
 
     def dtype_of(self, bucket: Bucket, nbytes: int) -> torch.dtype:
         """The type of a bucket's gradients with this many bytes: full, or narrowed."""

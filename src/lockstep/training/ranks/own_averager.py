@@ -3,6 +3,9 @@
 A bucket travels as soon as it is handed over, and its mean comes back while backward goes on. Here it is read where the
 rank that made it has it, and copied to where this rank's gradient was: that gradient has been used. So a rank needs no
 second memory for means, and the bits are those of one process that adds up all gradients in the order of ranks.
+
+Where gradients travel in 16 bits, what is sent lies in memory of its own. A rank's gradients for its own share are
+rounded too: a number must not depend on which rank adds it up.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from lockstep.training.ranks.kept_versions import KeptVersions
 from lockstep.training.ranks.layout import RankLayout, formats
 from lockstep.training.server.mean_store import CHIEFS, MEAN
 from lockstep.training.tensors import as_tensor
+from lockstep.training.wire_format import WireFormat
 
 
 class ComesBack(Protocol):
@@ -44,12 +48,16 @@ class OwnAverager:
 
     scale = 1.0
 
-    def __init__(self, node: RankNode, layout: RankLayout, untrained: tuple[Setting, ...] = ()) -> None:
-        """Announces the model; a rank with another one ends the job, which names the first difference."""
+    def __init__(
+        self, node: RankNode, layout: RankLayout, untrained: tuple[Setting, ...] = (), wire: WireFormat | None = None
+    ) -> None:
+        """Announces the model; a rank with another one ends the job, which names the first difference. ``wire``: the
+        format in which gradients travel; the stores of all ranks must know it too."""
         self.plan = layout.plan
         self._node = node
         self._is_chief = node.task == CHIEF
         self._copied = layout.copied
+        self._wire = wire or WireFormat()
         known = (*untrained, *_facts(layout))
         announced = Layout(
             self.plan.hash,
@@ -63,7 +71,8 @@ class OwnAverager:
         node.prepare(self.plan, announced)
         self._return: ComesBack | None = None
         assert node.gradients is not None
-        self.gradients: Tensor = as_tensor(node.gradients.buffer, torch.uint8)
+        self._leaving: Tensor = as_tensor(node.gradients.buffer, torch.uint8)
+        self.gradients: Tensor = torch.zeros_like(self._leaving) if self._wire.narrows else self._leaving
         self.means = self.gradients
 
     def come_back_with(self, comes_back: ComesBack) -> None:
@@ -82,7 +91,15 @@ class OwnAverager:
 
     def hand_over(self, step: Step, bucket: BucketId) -> None:
         if (self._is_chief or bucket not in self._copied) and not self._replays(step):
+            # Of the averaged ones, what is no gradient says 0 or 1: rounding leaves it as it is.
+            self._produced(step, bucket, in_full=bucket in self._copied)
+
+    def _produced(self, step: Step, bucket: BucketId, *, in_full: bool) -> None:
+        if not self._wire.narrows:
             self._node.produced(step, bucket)
+            return
+        nbytes = self._wire.put(self.plan.buckets[bucket], self.gradients, self._leaving, in_full=in_full)
+        self._node.produced(step, bucket, nbytes)
 
     def finish(self, step: Step) -> None:
         if self._replays(step):
@@ -102,7 +119,7 @@ class OwnAverager:
         every = tuple(bucket.id for bucket in self.plan.buckets)
         if self._is_chief:
             for bucket in every:
-                self._node.produced(step, bucket)
+                self._produced(step, bucket, in_full=True)
         absent = () if self._is_chief else every
         self._node.seal(step, absent, values=True, occasion="job.publish()", state=None)
         self._take(step + 1)
@@ -119,6 +136,8 @@ class OwnAverager:
                 self._put(self._return.initial())
             return start - 1 if self._replays(start - 1) else start
         if self._is_chief:
+            if self._wire.narrows:
+                self._leaving.copy_(self.gradients)
             self._node.offer_initial()
         self._take(0)
         return 0

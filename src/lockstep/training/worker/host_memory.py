@@ -43,11 +43,7 @@ class HostMemory:
         if not self._wire.narrows:
             self._node.produced(step, bucket)
             return
-        known = self._plan.buckets[bucket]
-        whole = self.gradients[known.arena_offset : known.arena_offset + known.nbytes]
-        sent = whole if in_full else self._wire.narrowed(known, whole)
-        nbytes = sent.nbytes
-        self._leaving[known.arena_offset : known.arena_offset + nbytes] = sent
+        nbytes = self._wire.put(self._plan.buckets[bucket], self.gradients, self._leaving, in_full=in_full)
         self._node.produced(step, bucket, nbytes)
 
     def after_filled(self, action: Callable[[], None]) -> None:
