@@ -21,6 +21,7 @@ from lockstep.protocol.core.journal import Journal
 from lockstep.protocol.core.messages import Applied, Commit
 from lockstep.protocol.core.timing import RESEND_SECONDS
 from lockstep.protocol.server.async_server_machine import AsyncServerMachine
+from lockstep.protocol.server.gradients import CollectedGradients
 from lockstep.protocol.server.ledger import Ledger, WorkerSide
 from lockstep.protocol.server.server_machine import ServerMachine
 from lockstep.protocol.worker.worker_machine import WorkerMachine
@@ -34,7 +35,7 @@ class CountsWithoutSender(ServerMachine):
     def _on_gradient_arrived(self, event: GradientArrived, now: float) -> list[Effect]:
         ledger = self._ledgers.get(event.bucket)
         if ledger is not None and event.step == ledger.version:
-            waiting = [w for w in self.contributors(event.step) if w not in ledger.arrived]
+            waiting = [w for w in self.contributing.of(event.step) if w not in ledger.arrived]
             sender = waiting[0] if waiting else event.peer
             event = replace(event, peer=sender, incarnation=self._workers[sender].incarnation)
         return super()._on_gradient_arrived(event, now)
@@ -88,7 +89,7 @@ class OverwritesWhatIsRead(ServerMachine):
             ledger.readers = readers
 
 
-class KeepsNormsOfReplacedGradients(ServerMachine):
+class KeepsNormsOfReplacedGradients(CollectedGradients):
     """What was measured ahead counts, although a gradient was edited afterwards."""
 
     def _give_back(self, ledger: Ledger, sender: TaskId) -> list[Effect]:
@@ -105,7 +106,7 @@ class AnswersForItsPeer(ServerMachine):
     def _on_gradient_arrived(self, event: GradientArrived, now: float) -> list[Effect]:
         ledger = self._ledgers.get(event.bucket)
         if event.peer == self.task and ledger is not None and event.step == ledger.version != INITIAL_STEP:
-            missing = [w for w in self.contributors(event.step) if w not in ledger.arrived]
+            missing = [w for w in self.contributing.of(event.step) if w not in ledger.arrived]
             event = replace(event, peer=missing[-1], incarnation=self._workers[missing[-1]].incarnation)
         return super()._on_gradient_arrived(event, now)
 
@@ -127,12 +128,12 @@ class AppliesBeforeTheSeal(ServerMachine):
         return True
 
 
-class KeepsReplacedEditions(ServerMachine):
+class KeepsReplacedEditions(CollectedGradients):
     """An edition that was replaced stays where it is, and its sender cannot send the final one."""
 
-    def _keep_only_sealed(self, ledger: Ledger, side: WorkerSide) -> list[Effect]:
+    def keep_only_sealed(self, ledger: Ledger, side: WorkerSide) -> list[Effect]:
         known = ledger.arrived.get(side.id)
-        return [] if known is not None else super()._keep_only_sealed(ledger, side)
+        return [] if known is not None else super().keep_only_sealed(ledger, side)
 
 
 class SleepsThroughTheCommit(ServerMachine):
@@ -210,9 +211,10 @@ class SaysFormerRates(WorkerMachine):
     """Until the seal, a new link tells the rates of the step before."""
 
     def _on_step_begun(self, event: StepBegun, now: float) -> list[Effect]:
-        rates = self._rates
+        former = self._stated.rates
         effects = super()._on_step_begun(event, now)
-        self._rates = event.rates or rates
+        if former is not None and not event.rates:
+            self._stated.rates = replace(former, step=event.step)
         return effects
 
 
@@ -237,6 +239,7 @@ class Plant(MachineMaker):
     def server(self, scenario: Scenario, task: TaskId, journal: Journal) -> ServerMachine:
         machine = super().server(scenario, task, journal)
         self._plant(machine)
+        self._plant(machine._gradients)
         return machine
 
     def coordinator(

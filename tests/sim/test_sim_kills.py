@@ -19,9 +19,9 @@ from lockstep.protocol.core.ids import server as server_id
 from lockstep.protocol.core.ids import worker as worker_id
 from lockstep.protocol.core.machine import State, Trigger, advance
 from lockstep.protocol.core.messages import Member, ParameterEntry, View
-from lockstep.protocol.server import ledger, server_machine
+from lockstep.protocol.server import ledger
 from lockstep.protocol.server.server_machine import ServerMachine
-from lockstep.protocol.worker import holdings, worker_machine
+from lockstep.protocol.worker import holdings
 from lockstep.sim.disk import SavedBucket, SavedShard
 from lockstep.sim.kill_points import KillPoint, KillPoints, Moment
 from lockstep.sim.scenario import Mode, NetworkProfile, Scenario, SecondsRange, TrainingProfile
@@ -97,7 +97,7 @@ def transitions_of_a_step(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[TaskId,
             found.setdefault((now.task, now.event), set()).add(row)
         return advance(table, state, trigger)
 
-    modules: tuple[ModuleType, ...] = (worker_machine, server_machine, running_job, coordinator_machine, member)
+    modules: tuple[ModuleType, ...] = (holdings, ledger, running_job, coordinator_machine, member)
     for module in modules:
         monkeypatch.setattr(module, "advance", watching)
     world.run()

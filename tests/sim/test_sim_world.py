@@ -14,9 +14,9 @@ from lockstep.protocol.core.ids import server as server_id
 from lockstep.protocol.core.ids import worker as worker_id
 from lockstep.protocol.core.machine import State, Trigger, advance
 from lockstep.protocol.core.messages import ParameterEntry, Setting
-from lockstep.protocol.server import ledger, server_machine
+from lockstep.protocol.server import ledger
 from lockstep.protocol.server.ledger import ServedBucketTrigger
-from lockstep.protocol.worker import holdings, worker_machine
+from lockstep.protocol.worker import holdings
 from lockstep.protocol.worker.holdings import HeldBucketTrigger
 from lockstep.sim.network import linked_pairs
 from lockstep.sim.scenario import Mode, NetworkProfile, Scenario, SecondsRange, TrainingProfile
@@ -68,7 +68,7 @@ def test_every_row_of_every_table_is_walked_by_some_run(monkeypatch: pytest.Monk
         walked.add((type(state).__module__, state.value, trigger.value))
         return advance(table, state, trigger)
 
-    for module in (worker_machine, server_machine, coordinator_machine, running_job, member):
+    for module in (holdings, ledger, coordinator_machine, running_job, member):
         monkeypatch.setattr(module, "advance", watching)
     for seed in range(20):
         run(seed, mode=Mode.SEALED if seed % 2 else Mode.EAGER, training=SLOW if seed < 10 else RICH)

@@ -245,7 +245,7 @@ def test_a_server_asks_a_worker_that_is_taken_back() -> None:
     rig.applied(0)
     effects = rig.hear(PS, Commit(0, False, 2, ()))
     assert messages_to(effects, W1, Open) == [Open(1, ())]
-    assert rig.machine.contributors(1) == (W0, W1)
+    assert rig.machine.contributing.of(1) == (W0, W1)
 
 
 # -- a server's side of another life --

@@ -140,4 +140,4 @@ def test_a_decision_is_taken_once_and_from_the_coordinator_only() -> None:
     assert rig.hear(W0, Contributors(0, (0, 1))) == []
     decide(rig, 0, 0, 2)
     decide(rig, 0, 0, 1)
-    assert rig.machine.contributors(0) == (W0, worker(2))
+    assert rig.machine.contributing.of(0) == (W0, worker(2))

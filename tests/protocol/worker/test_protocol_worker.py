@@ -30,7 +30,6 @@ from lockstep.protocol.core.timing import REPEAT_SECONDS, RESEND_SECONDS
 from lockstep.protocol.phrases import wait_line
 from lockstep.protocol.worker.holdings import HELD_BUCKET_TRANSITIONS, HeldBucketState, HeldBucketTrigger, ServerSide
 from lockstep.protocol.worker.rank_machine import RankMachine
-from lockstep.protocol.worker.worker_machine import is_chief
 from protocol.protocol_rigs import RATES, TICKET, WorkerRig, life, messages_to, only, plan_of
 
 PS = server(0)
@@ -401,12 +400,6 @@ def test_the_life_of_a_gradient_is_in_the_journal() -> None:
         Happening.SENT,
         Happening.ARRIVED,
     ]
-
-
-def test_worker_0_is_the_chief() -> None:
-    assert is_chief(worker(0))
-    assert not is_chief(worker(1))
-    assert not is_chief(server(0))
 
 
 # -- backup workers --

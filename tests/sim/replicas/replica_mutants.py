@@ -27,10 +27,11 @@ from lockstep.protocol.core.messages import (
 )
 from lockstep.protocol.core.placement import Placement
 from lockstep.protocol.member import MemberMachine
+from lockstep.protocol.server.handing_on import HandingOn
 from lockstep.protocol.server.homed_machine import HomedServerMachine
+from lockstep.protocol.server.ledger import Ledger
 from lockstep.protocol.server.second_homes import Places
 from lockstep.protocol.server.second_shard import SecondShard
-from lockstep.protocol.server.server_machine import ServerMachine
 from lockstep.protocol.server.step_norm import StepNorm
 from lockstep.protocol.task import TaskMachine
 from lockstep.protocol.worker.questions import Questions
@@ -60,15 +61,15 @@ _RIGHT: dict[str, Callable[..., Any]] = {
     "deputy": DeputyMachine.handle,
     "resolution": HomedCoordinator._resolution,
     "made": SecondShard._make_next,
-    "server_lost": HomedServerMachine._on_server_lost,
-    "holding": HomedServerMachine._on_holding,
+    "link_lost": HandingOn.on_link_lost,
+    "holding": HandingOn.on_holding,
     "on_resolution": DeputyMachine._on_resolution,
     "copy": Stores.copy,
     "on_copy": SecondShard.on_copy,
 }
 
 
-def does_not_wait_for_the_second_home(self: HomedServerMachine, bucket: int) -> bool:
+def does_not_wait_for_the_second_home(self: HandingOn, bucket: int) -> bool:
     return False
 
 
@@ -124,10 +125,10 @@ def second_home_makes_it_from_the_start_again(self: HomedServerMachine, bucket: 
 _be_home = HomedServerMachine._be_home
 
 
-def is_called_whole_too_soon(self: HomedServerMachine) -> list[Effect]:
-    mine = [(n, homes) for n, homes in enumerate(self.places.placement.shards) if homes.home == self.task.index]
+def is_called_whole_too_soon(self: HandingOn, coordinator: TaskId, committed: int) -> list[Effect]:
+    mine = [(n, homes) for n, homes in enumerate(self._places.placement.shards) if homes.home == self._task.index]
     lacking = [n for n, homes in mine if homes.second_task is not None and not homes.whole]
-    return [Send(self.coordinator, SecondWhole(n, self.places.view)) for n in lacking]
+    return [Send(coordinator, SecondWhole(n, self._places.view)) for n in lacking]
 
 
 def shards_are_not_saved_anew(self: HomedServerMachine) -> None:
@@ -161,8 +162,8 @@ def workers_send_nothing_again(self: WorkerMachine, *_: Any) -> list[Effect]:
     return []
 
 
-def means_are_overwritten_on_their_way(self: HomedServerMachine, ledger: Any) -> bool:
-    return ServerMachine._may_apply(self, ledger)
+def means_are_overwritten_on_their_way(self: HandingOn, bucket: int) -> bool:
+    return True
 
 
 def copies_are_of_no_use(self: ServerLosses, task: TaskId) -> None:
@@ -185,17 +186,14 @@ def takes_over_in_the_middle_of_an_update(self: HomedServerMachine, view: View) 
     return False
 
 
-def means_are_overwritten_after_a_cut(self: HomedServerMachine, peer: TaskId) -> None:
-    _RIGHT["server_lost"](self, peer)
+def means_are_overwritten_after_a_cut(self: HandingOn, second: TaskId) -> None:
+    _RIGHT["link_lost"](self, second)
     for handed in self._handed.values():
         handed.lent = False
 
 
-def second_home_says_too_soon_that_it_reads_no_more(
-    self: HomedServerMachine, peer: TaskId, said: Holding, now: float
-) -> list[Effect]:
-    effects: list[Effect] = _RIGHT["holding"](self, peer, replace(said, reads=False), now)
-    return effects
+def second_home_says_too_soon_that_it_reads_no_more(self: HandingOn, ledger: Ledger, said: Holding) -> bool:
+    return bool(_RIGHT["holding"](self, ledger, replace(said, reads=False)))
 
 
 # -- what programs of the library need --
@@ -230,14 +228,13 @@ def second_home_does_not_get_what_was_loaded(self: HomedServerMachine, event: Se
     return [Send(event.peer, event.answer)]
 
 
-def loaded_is_said_before_the_second_home_has_it(self: HomedServerMachine, bucket: int) -> bool:
+def loaded_is_said_before_the_second_home_has_it(self: HandingOn, bucket: int) -> bool:
     return False
 
 
 def copies_of_what_was_loaded_are_refused(self: SecondShard, home: TaskId, part: BucketCopy) -> list[Effect]:
-    here = self.buckets[part.bucket]
-    if part.version == here.version:
-        return [Send(home, Holding(part.bucket, here.version, edition=part.edition))]
+    if self.is_home(home, part.bucket) and part.version == self.buckets[part.bucket].version:
+        return [Send(home, Holding(part.bucket, part.version, edition=part.edition))]
     effects: list[Effect] = _RIGHT["on_copy"](self, home, part)
     return effects
 
@@ -247,7 +244,7 @@ def the_end_of_a_former_incarnation_counts(self: RunningJob, worker: TaskId) -> 
 
 
 MUTANTS = (
-    ReplicaMutant(HomedServerMachine, "_waits_for_second", does_not_wait_for_the_second_home),
+    ReplicaMutant(HandingOn, "waits_for_second", does_not_wait_for_the_second_home),
     ReplicaMutant(DeputyMachine, "handle", deputy_takes_over_when_a_link_is_lost, Part.CUT),
     ReplicaMutant(HomedCoordinator, "_held", decisions_do_not_wait_for_the_deputy),
     ReplicaMutant(HomedCoordinator, "_resolution", decisions_leave_out_states, Part.TWO),
@@ -256,7 +253,7 @@ MUTANTS = (
     ReplicaMutant(SecondShard, "on_mean", second_home_confirms_what_it_has_not),
     ReplicaMutant(SecondShard, "_make_next", second_home_makes_it_with_other_rates),
     ReplicaMutant(HomedServerMachine, "_be_home", second_home_makes_it_from_the_start_again),
-    ReplicaMutant(HomedServerMachine, "_say_if_whole", is_called_whole_too_soon),
+    ReplicaMutant(HandingOn, "say_if_whole", is_called_whole_too_soon),
     ReplicaMutant(HomedServerMachine, "_save_anew", shards_are_not_saved_anew, Part.SAVE),
     ReplicaMutant(Saving, "change_savers", checkpoint_waits_for_who_is_lost, Part.SAVE),
     ReplicaMutant(HomedServerMachine, "_say_saved", what_was_saved_in_a_former_view_counts, Part.SAVE),
@@ -265,12 +262,12 @@ MUTANTS = (
     ReplicaMutant(MemberMachine, "follow", nobody_follows_the_deputy),
     ReplicaMutant(TaskMachine, "_tell_strangers", strangers_are_not_told, Part.TWO),
     ReplicaMutant(WorkerMachine, "_move", workers_send_nothing_again),
-    ReplicaMutant(HomedServerMachine, "_may_apply", means_are_overwritten_on_their_way),
+    ReplicaMutant(HandingOn, "may_make_next", means_are_overwritten_on_their_way),
     ReplicaMutant(ServerLosses, "come_back", copies_are_of_no_use),
     ReplicaMutant(Stores, "copy", copies_have_no_optimizer_state, Part.AGAIN),
     ReplicaMutant(HomedServerMachine, "_has_to_make_before", takes_over_in_the_middle_of_an_update),
-    ReplicaMutant(HomedServerMachine, "_on_server_lost", means_are_overwritten_after_a_cut, Part.CUT),
-    ReplicaMutant(HomedServerMachine, "_on_holding", second_home_says_too_soon_that_it_reads_no_more, Part.CUT),
+    ReplicaMutant(HandingOn, "on_link_lost", means_are_overwritten_after_a_cut, Part.CUT),
+    ReplicaMutant(HandingOn, "on_holding", second_home_says_too_soon_that_it_reads_no_more, Part.CUT),
     ReplicaMutant(HomedCoordinator, "_resolution", answers_to_calls_are_told_before_they_are_held, Part.LIBRARY),
     ReplicaMutant(DeputyMachine, "_on_call", deputy_forgets_calls, Part.LIBRARY),
     ReplicaMutant(StepNorm, "partial_by_shard", norms_are_added_up_by_server, Part.LIBRARY),
@@ -278,6 +275,6 @@ MUTANTS = (
     ReplicaMutant(HomedServerMachine, "_take_in_seals", seals_do_not_hold_for_what_was_taken_over, Part.LIBRARY),
     ReplicaMutant(Questions, "ask_homes", nobody_else_is_asked, Part.LIBRARY),
     ReplicaMutant(HomedServerMachine, "_on_served", second_home_does_not_get_what_was_loaded, Part.LIBRARY),
-    ReplicaMutant(HomedServerMachine, "_lags", loaded_is_said_before_the_second_home_has_it, Part.LIBRARY),
+    ReplicaMutant(HandingOn, "lags", loaded_is_said_before_the_second_home_has_it, Part.LIBRARY),
     ReplicaMutant(SecondShard, "on_copy", copies_of_what_was_loaded_are_refused, Part.LIBRARY),
 )

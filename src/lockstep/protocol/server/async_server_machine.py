@@ -20,6 +20,7 @@ from lockstep.protocol.core.ids import CHIEF, INITIAL_STEP, BucketId, ClusterSha
 from lockstep.protocol.core.journal import Happening, Journal
 from lockstep.protocol.core.messages import Done, GroupRates, Rates, Seal
 from lockstep.protocol.server.ledger import NO_GRADIENT, Arrival, Ledger, ServedBucketState, WorkerSide, sealed_edition
+from lockstep.protocol.server.seals import without_gradient
 from lockstep.protocol.server.server_machine import ServerMachine
 
 
@@ -176,7 +177,7 @@ class AsyncServerMachine(ServerMachine):
         step = self._steps[worker, ledger.bucket]
         self._journal.record(now, Happening.CONSUMED, step, ledger.bucket, worker)
         seals = self._seals_of((worker,), step)
-        without, values = self._without_gradient(seals, ledger), any(seal.values for seal in seals)
+        without, values = without_gradient(seals, ledger.bucket), any(seal.values for seal in seals)
         return [Apply(step, ledger.bucket, (worker,), (arrival,), 1, rates, source, target, without, values)]
 
     def _on_bucket_applied(self, event: BucketApplied, now: float) -> list[Effect]:

@@ -20,13 +20,11 @@ from lockstep.protocol import phrases
 from lockstep.protocol.core.causes import Cause, Reason
 from lockstep.protocol.core.effects import (
     Apply,
-    CopyBucket,
     Effect,
     GiveBack,
     GrantRegion,
     Prepare,
     Send,
-    SendMean,
 )
 from lockstep.protocol.core.events import (
     BucketApplied,
@@ -46,7 +44,6 @@ from lockstep.protocol.core.events import (
 )
 from lockstep.protocol.core.ids import CHIEF, INITIAL_STEP, NOTHING_TO_APPLY, BucketId, ClusterShape, Step, TaskId
 from lockstep.protocol.core.journal import Happening, Journal
-from lockstep.protocol.core.machine import advance
 from lockstep.protocol.core.messages import (
     Applied,
     BucketCopy,
@@ -61,23 +58,16 @@ from lockstep.protocol.core.messages import (
     Question,
     Rates,
     Seal,
-    SecondWhole,
     View,
 )
 from lockstep.protocol.core.placement import Placement
 from lockstep.protocol.core.plan import Plan
-from lockstep.protocol.core.timing import REPEAT_SECONDS
-from lockstep.protocol.core.waits import Wait, WaitKind
+from lockstep.protocol.core.waits import Wait
 from lockstep.protocol.server.answering import Answering
-from lockstep.protocol.server.ledger import (
-    SERVED_BUCKET_TRANSITIONS,
-    Ledger,
-    ServedBucketState,
-    ServedBucketTrigger,
-    WorkerSide,
-)
-from lockstep.protocol.server.second_homes import NOTHING, HandedBucket, HeldUpdate, OtherServer, Places, SecondBucket
-from lockstep.protocol.server.second_shard import SecondShard, compares
+from lockstep.protocol.server.handing_on import HandingOn
+from lockstep.protocol.server.ledger import Ledger, ServedBucketState, ServedBucketTrigger, WorkerSide
+from lockstep.protocol.server.second_homes import NOTHING, HeldUpdate, OtherServers, Places, SecondBucket
+from lockstep.protocol.server.second_shard import SecondShard
 from lockstep.protocol.server.server_machine import ServerMachine
 
 
@@ -94,14 +84,11 @@ class HomedServerMachine(ServerMachine):
         self.made_twice = 0
         """How many of them had been made here before, in either role. Never any; counted so that it can be seen."""
         self._newest_made: dict[BucketId, Step] = {}
-        self._others = {other: OtherServer() for other in shape.server_ids() if other != task}
-        self._handed: dict[BucketId, HandedBucket] = {}
-        self._seconds = SecondShard(self.places, journal, self._reaches)
+        self._others = OtherServers([other for other in shape.server_ids() if other != task], self.places)
+        self._handing_on = HandingOn(task, self.places, self._others, self._ledgers)
+        self._seconds = SecondShard(self.places, journal, self._others.reaches)
         self._later_view: View | None = None
         """One that is taken once all is made that this server holds of buckets whose home it becomes."""
-        self._early_copies: dict[TaskId, list[BucketCopy]] = {}
-        """Parts of a bucket whose second home this server is not yet, as far as it knows."""
-        self._held_repeat_at: float | None = None
         self._former_saves = 0
         """How many shards are being written that no longer are what this server is the home of."""
         self._answering = Answering()
@@ -116,7 +103,7 @@ class HomedServerMachine(ServerMachine):
     def handle(self, event: Event, now: float) -> list[Effect]:
         match event:
             case MeanMade():
-                return self._on_mean_made(event, now)
+                return self._handing_on.on_mean_made(event, now)
             case MeanArrived():
                 return self._seconds.on_mean(event, now)
             case TransferEnded(kind=TensorKind.MEAN):
@@ -130,71 +117,41 @@ class HomedServerMachine(ServerMachine):
                 return self._on_served(event)
             case Received(message=View() as view):
                 return self._on_view(view, now)
-            case Received(peer=peer) if peer in self._others:
+            case Received(peer=peer) if peer in self._others.by_task:
                 return self._on_server_said(event, now) + super().handle(event, now)
-            case LinkUp(peer=peer) if peer in self._others:
+            case LinkUp(peer=peer) if peer in self._others.by_task:
                 return self._on_server_up(event, now) + super().handle(event, now)
-            case LinkLost(peer=peer) if peer in self._others:
-                self._on_server_lost(peer)
+            case LinkLost(peer=peer) if peer in self._others.by_task:
+                self._others.on_link_lost(peer)
+                self._handing_on.on_link_lost(peer)
                 return super().handle(event, now)
             case Tick():
-                return self._hand_on_again_if_due(now) + super().handle(event, now)
+                return self._handing_on.hand_on_again_if_due(now) + super().handle(event, now)
             case _:
                 return super().handle(event, now)
 
     def _on_server_said(self, event: Received, now: float) -> list[Effect]:
-        if event.incarnation != self._others[event.peer].incarnation:
+        other = self._others.by_task[event.peer]
+        if event.incarnation != other.incarnation:
             return []
         match event.message:
             case Grant(ticket=ticket):
-                self._others[event.peer].grant = ticket
-                return self._hand_on_all(event.peer, now) + self._copy_next()
+                other.grant = ticket
+                return self._handing_on.hand_on_all(event.peer, now) + self._handing_on.copy_next()
             case HandOn() as update:
                 return self._seconds.on_handed_on(event.peer, update, now)
             case Holding() as said:
                 return self._on_holding(event.peer, said, now)
             case BucketCopy() as part:
-                return self._on_copy(event.peer, part)
+                return self._seconds.on_copy(event.peer, part)
             case _:
                 return []
 
-    def _on_copy(self, home: TaskId, part: BucketCopy) -> list[Effect]:
-        """A home copies a bucket once, as soon as it knows of the view. Here the view may come later, or wait."""
-        if self._seconds.is_home(home, part.bucket):
-            return self._seconds.on_copy(home, part)
-        early = self._early_copies.setdefault(home, [])
-        if part.offset == 0:
-            early.clear()  # it copies one after another
-        early.append(part)
-        return []
-
-    def _take_early_copies(self) -> list[Effect]:
-        early, self._early_copies = self._early_copies, {}
-        return [effect for home, parts in early.items() for part in parts for effect in self._on_copy(home, part)]
-
-    # -- links between servers --
-
     def _on_server_up(self, event: LinkUp, now: float) -> list[Effect]:
-        other = self._others[event.peer]
-        other.incarnation, other.linked, other.grant = event.incarnation, True, None
-        self._early_copies.pop(event.peer, None)
+        self._others.on_link_up(event.peer, event.incarnation)
         self._journal.record(now, Happening.LINK_UP, peer=event.peer)
-        return [*self._seconds.on_home_up(event.peer), GrantRegion(event.peer)] if self._prepared else []
-
-    def _on_server_lost(self, peer: TaskId) -> None:
-        other = self._others[peer]
-        other.linked, other.grant = False, None
-        for bucket, handed in self._handed.items():
-            if self.places.of(bucket).second_task == peer:
-                handed.lent = handed.lent or handed.flying
-                handed.sent = handed.flying = handed.copying = False
-
-    def _reaches(self, task: TaskId | None) -> bool:
-        """Whether this server is there, in the incarnation that belongs to the view."""
-        if task is None or task not in self._others:
-            return False
-        other = self._others[task]
-        return other.linked and other.incarnation == self.places.lives.get(task)
+        said = self._seconds.on_home_up(event.peer)
+        return [*said, GrantRegion(event.peer)] if self._prepared else []
 
     # -- the view --
 
@@ -215,7 +172,7 @@ class HomedServerMachine(ServerMachine):
         self.places.plan = event.plan
         effects = super()._on_prepared(event, now)
         effects += self._take_places(now)
-        return effects + [GrantRegion(peer) for peer, other in self._others.items() if other.linked]
+        return effects + [GrantRegion(peer) for peer in self._others.linked]
 
     def _own_buckets(self, plan: Plan) -> tuple[BucketId, ...]:
         return tuple(bucket.id for bucket in plan.buckets if self.places.of(bucket.id).home == self.task.index)
@@ -272,14 +229,14 @@ class HomedServerMachine(ServerMachine):
         if before != self._ledgers.keys():
             effects += self._take_in_seals(now)
         for ledger in self._ledgers.values():
-            self._handed[ledger.bucket].hand_to(self.places.second_life(ledger.bucket))
+            self._handing_on.hand_to_second(ledger.bucket)
             effects += self._make_known_if_held(ledger, now)
             effects += self._apply_if_possible(ledger, now)  # the view may tell of a commit that was lost
-        effects += self._copy_next()
-        for other in self._others:
-            effects += self._hand_on_all(other, now)
+        effects += self._handing_on.copy_next()
+        for other in self._others.by_task:
+            effects += self._handing_on.hand_on_all(other, now)
         effects += self._say_again_to_workers(now) + self._say_what_is_unheard(now)
-        return effects + self._answer_what_can_be() + self._take_early_copies()
+        return effects + self._answer_what_can_be() + self._seconds.take_early_copies()
 
     def _take_in_seals(self, now: float) -> list[Effect]:
         """What workers have sealed of this step holds for the buckets that are new here, too."""
@@ -291,7 +248,7 @@ class HomedServerMachine(ServerMachine):
             self._note_clip(side.seal, now)
             for ledger in self._ledgers.values():
                 if ledger.version == self.step and not ledger.is_closed:
-                    effects += self._keep_only_sealed(ledger, side)
+                    effects += self._gradients.keep_only_sealed(ledger, side)
         return effects + self._measure_if_asked(now)
 
     def _save_anew(self) -> None:
@@ -316,7 +273,7 @@ class HomedServerMachine(ServerMachine):
         return self._layout.start
 
     def _be_home(self, bucket: BucketId) -> list[Effect]:
-        self._handed.setdefault(bucket, HandedBucket())
+        self._handing_on.be_home(bucket)
         known = self._seconds.buckets.pop(bucket, None)
         if bucket in self._ledgers:
             return []
@@ -336,7 +293,7 @@ class HomedServerMachine(ServerMachine):
     def _say_again_to_workers(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
         for side in self._workers.values():
-            if side.granted and self.contributes(side.id, self.step):
+            if side.granted and self.contributing.includes(side.id, self.step):
                 effects.append(self._open(side, now))
             for bucket in sorted(self._ledgers, reverse=True):
                 effects += self._deliver(side, self._ledgers[bucket], now)
@@ -400,118 +357,62 @@ class HomedServerMachine(ServerMachine):
     # -- at its home --
 
     def _may_apply(self, ledger: Ledger) -> bool:
-        handed = self._handed[ledger.bucket]
-        reads = handed.flying or handed.lent
-        return super()._may_apply(ledger) and not reads and not handed.copying and not self._lags(ledger.bucket)
-
-    def _lags(self, bucket: BucketId) -> bool:
-        """Whether the second home, which nobody may be ahead of, lacks a state that was loaded here."""
-        return self._waits_for_second(bucket) and self._handed[bucket].is_outdated
-
-    def _waits_for_second(self, bucket: BucketId) -> bool:
-        """Whether nothing of this bucket may be known that its second home does not have."""
-        return self.places.of(bucket).whole or self._handed[bucket].in_step
+        return super()._may_apply(ledger) and self._handing_on.may_make_next(ledger.bucket)
 
     def _apply_if_possible(self, ledger: Ledger, now: float) -> list[Effect]:
         return [self._noted(one) if isinstance(one, Apply) else one for one in super()._apply_if_possible(ledger, now)]
 
     def _noted(self, apply: Apply) -> Apply:
-        handed = self._handed[apply.bucket]
-        mean = bool(apply.arrivals)
-        handed.update = HandOn(apply.step, apply.bucket, mean, apply.rates, apply.without, apply.values)
-        handed.is_ready, handed.sent = not mean, False
         self.steps_made[apply.bucket] = self.steps_made.get(apply.bucket, 0) + 1
         self._count(apply.bucket, apply.step)
-        handed.digests = ("", "")
-        return replace(apply, hands_on=mean, digests=compares(apply.step))
+        return self._handing_on.begin(apply)
 
     def _count(self, bucket: BucketId, step: Step) -> None:
         """This server begins to make the version after ``step``."""
         self.made_twice += step <= self._newest_made.get(bucket, NOTHING)
         self._newest_made[bucket] = step
 
-    def _on_mean_made(self, event: MeanMade, now: float) -> list[Effect]:
-        handed = self._handed.get(event.bucket)
-        if handed is None or handed.update is None or handed.update.step != event.step:
-            return []
-        handed.is_ready = True
-        return self._hand_on(event.bucket, now)
-
-    def _hand_on(self, bucket: BucketId, now: float, *, again: bool = False) -> list[Effect]:
-        handed, second = self._handed[bucket], self.places.of(bucket).second_task
-        update = handed.update
-        if update is None or not handed.is_ready or handed.held > update.step or second is None:
-            return []
-        if not self._reaches(second) or not self._waits_for_second(bucket) or (handed.sent and not again):
-            return []
-        grant = self._others[second].grant
-        self._held_repeat_at = now + REPEAT_SECONDS
-        effects: list[Effect] = [Send(second, update)] if again or not update.mean else []
-        if update.mean and not handed.flying and grant is not None:
-            handed.flying = True
-            effects.append(SendMean(second, update.step, bucket, grant, update))
-        handed.sent = bool(effects)
-        return effects
-
-    def _hand_on_all(self, second: TaskId, now: float) -> list[Effect]:
-        if not self._prepared:
-            return []
-        mine = [bucket for bucket in self._ledgers if self.places.of(bucket).second_task == second]
-        return [effect for bucket in mine for effect in self._hand_on(bucket, now)]
-
     def _on_mean_left(self, event: TransferEnded, now: float) -> list[Effect]:
-        handed, ledger = self._handed.get(event.bucket), self._ledgers.get(event.bucket)
-        if handed is None or ledger is None or event.peer != self.places.of(event.bucket).second_task:
+        ledger = self._ledgers.get(event.bucket)
+        if ledger is None or event.peer != self.places.of(event.bucket).second_task:
             return []
-        if not event.ok and handed.flying:
-            handed.lent = True  # the link is about to be lost; it may have arrived
-        handed.flying = False
+        self._handing_on.on_mean_left(event)
         return self._apply_if_possible(ledger, now)
 
     def _on_bucket_applied(self, event: BucketApplied, now: float) -> list[Effect]:
         ledger = self._ledgers.get(event.bucket)
         if ledger is None:
             return []
-        ledger.state = advance(SERVED_BUCKET_TRANSITIONS, ledger.state, ServedBucketTrigger.HAND_ON)
-        handed = self._handed[event.bucket]
-        handed.digests, handed.since = (event.digest, handed.digests[1]), now
-        # Where there was nothing to reduce, or another server had made the mean, this is the first word of it.
-        return self._hand_on(event.bucket, now) + self._make_known_if_held(ledger, now)
+        ledger.go(ServedBucketTrigger.HAND_ON)
+        return self._handing_on.on_made(event, now) + self._make_known_if_held(ledger, now)
 
     def _on_holding(self, peer: TaskId, said: Holding, now: float) -> list[Effect]:
-        handed, ledger = self._handed.get(said.bucket), self._ledgers.get(said.bucket)
-        if handed is None or ledger is None or self.places.of(said.bucket).second_task != peer:
+        ledger = self._ledgers.get(said.bucket)
+        if ledger is None or self.places.of(said.bucket).second_task != peer:
             return []
-        handed.held, handed.lent = max(handed.held, said.version), handed.lent and said.reads
-        if handed.copying:
-            handed.copying = False
-            if (said.version, said.edition) == (handed.copied, handed.copied_edition):
-                handed.held_edition = said.edition
-                handed.in_step = not handed.is_outdated
-            effects = self._copy_next() + self._say_if_whole() + self._answer_what_can_be()
-            return effects + self._apply_if_possible(ledger, now)
-        if said.version == ledger.version + 1:
-            handed.digests = (handed.digests[0], said.digest)
-        return self._make_known_if_held(ledger, now) + self._apply_if_possible(ledger, now)
+        if self._handing_on.on_holding(ledger, said):
+            effects = self._handing_on.copy_next() + self._say_if_whole() + self._answer_what_can_be()
+        else:
+            effects = self._make_known_if_held(ledger, now)
+        return effects + self._apply_if_possible(ledger, now)
 
-    # -- a second home that is new --
-
-    def _copy_next(self) -> list[Effect]:
-        """In the background: one bucket after another. Only the one that is being copied waits for it."""
-        if any(handed.copying for handed in self._handed.values()):
+    def _make_known_if_held(self, ledger: Ledger, now: float) -> list[Effect]:
+        if ledger.state is not ServedBucketState.HANDED_ON:
             return []
-        for ledger in self._ledgers.values():
-            handed, second = self._handed[ledger.bucket], self.places.of(ledger.bucket).second_task
-            follows = self._waits_for_second(ledger.bucket) and not handed.is_outdated
-            if second is None or follows or not self._reaches(second):
-                continue
-            if self._others[second].grant is None:
-                continue  # it has no memory yet
-            if ledger.is_closed or ledger.version <= INITIAL_STEP:
-                continue  # once its next version is known, this is asked again
-            handed.copying, handed.copied, handed.copied_edition = True, ledger.version, handed.edition
-            return [CopyBucket(second, ledger.bucket, ledger.version, handed.edition)]
-        return []
+        differing = self._handing_on.differing(ledger.bucket)
+        if differing is not None:
+            reason = Reason(Cause.DRIFTED, phrases.homes_differ(ledger.version), peer=str(self.task))
+            return self._break(differing, reason, now)
+        if not self._handing_on.is_held(ledger):
+            return []
+        self._handing_on.on_known(ledger.bucket)
+        return self._make_known(ledger, ServedBucketTrigger.HELD, now) + self._handing_on.copy_next()
+
+    def _on_commit(self, event: Received, commit: Commit, now: float) -> list[Effect]:
+        return super()._on_commit(event, commit, now) + self._say_if_whole()
+
+    def _say_if_whole(self) -> list[Effect]:
+        return self._handing_on.say_if_whole(self.coordinator, self.committed)
 
     # -- questions of workers, outside of the steps --
 
@@ -524,70 +425,24 @@ class HomedServerMachine(ServerMachine):
 
     def _on_served(self, event: Served) -> list[Effect]:
         """The store has another state of a bucket: its second home gets it."""
-        bucket, handed = event.question.bucket, self._handed.get(event.question.bucket)
-        if event.answer.problem or handed is None or bucket not in self._ledgers:
+        bucket = event.question.bucket
+        if event.answer.problem or bucket not in self._ledgers:
             return [Send(event.peer, event.answer)]
-        handed.edition += 1
+        self._handing_on.has_changed(bucket)
         self._answering.has_changed(event.peer, bucket, event.answer)
-        return self._copy_next() + self._answer_what_can_be()
+        return self._handing_on.copy_next() + self._answer_what_can_be()
 
     def _answer_what_can_be(self) -> list[Effect]:
-        return self._answering.what_can_be(self.places.view, self.buckets, self._lags)
-
-    def _say_if_whole(self) -> list[Effect]:
-        """Once a second home has all of a shard. A copy has no older version, and a worker that comes back may ask for
-        the one after the last committed step: so that step must be the one that the copies contain."""
-        effects: list[Effect] = []
-        for shard, homes in enumerate(self.places.placement.shards):
-            mine = [b for b in self._ledgers if self.places.of(b) is homes]
-            if homes.home != self.task.index or homes.second_task is None or homes.whole:
-                continue
-            handed = [self._handed[bucket] for bucket in mine]
-            if all(one.in_step and one.copied <= self.committed + 1 for one in handed):
-                effects.append(Send(self.coordinator, SecondWhole(shard, self.places.view)))
-        return effects
-
-    def _on_commit(self, event: Received, commit: Commit, now: float) -> list[Effect]:
-        return super()._on_commit(event, commit, now) + self._say_if_whole()
-
-    def _make_known_if_held(self, ledger: Ledger, now: float) -> list[Effect]:
-        handed = self._handed[ledger.bucket]
-        if ledger.state is not ServedBucketState.HANDED_ON:
-            return []
-        if handed.differs and handed.second is not None:
-            reason = Reason(Cause.DRIFTED, phrases.homes_differ(ledger.version), peer=str(self.task))
-            return self._break(handed.second[0], reason, now)
-        if self._waits_for_second(ledger.bucket) and handed.held <= ledger.version:
-            return []
-        handed.update = None
-        if all(one.update is None for one in self._handed.values()):
-            self._held_repeat_at = None
-        return self._make_known(ledger, ServedBucketTrigger.HELD, now) + self._copy_next()
+        return self._answering.what_can_be(self.places.view, self.buckets, self._handing_on.lags)
 
     # -- time, and what others may ask --
 
-    def _hand_on_again_if_due(self, now: float) -> list[Effect]:
-        if self._held_repeat_at is None or now < self._held_repeat_at:
-            return []
-        self._held_repeat_at = None
-        return [effect for bucket in self._ledgers for effect in self._hand_on(bucket, now, again=True)]
-
     def next_deadline(self) -> float | None:
-        due = [at for at in (super().next_deadline(), self._held_repeat_at) if at is not None]
+        due = [at for at in (super().next_deadline(), self._handing_on.repeat_at) if at is not None]
         return min(due, default=None)
 
     def waits(self) -> list[Wait]:
-        found = super().waits()
-        late: dict[TaskId, list[float]] = {}
-        for ledger in self._ledgers.values():
-            second = self.places.of(ledger.bucket).second_task
-            if ledger.state is ServedBucketState.HANDED_ON and second is not None:
-                late.setdefault(second, []).append(self._handed[ledger.bucket].since)
-        for second, times in late.items():
-            state = phrases.buckets_outstanding(phrases.handed_on(), len(times))
-            due = self._held_repeat_at or min(times) + REPEAT_SECONDS
-            found.append(Wait(self.task, second, WaitKind.HOLDING, self.step, min(times), due, state))
-        return found
+        return super().waits() + self._handing_on.waits(self.step)
 
     def snapshot(self) -> dict[str, object]:
         placement = self.places.placement

@@ -8,6 +8,7 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from lockstep.protocol.core.ids import INITIAL_STEP, BucketId, Incarnation, Step, TaskId
+from lockstep.protocol.core.machine import advance
 from lockstep.protocol.core.messages import Layout, Pull, Seal
 
 
@@ -81,6 +82,14 @@ class Ledger:
     def is_closed(self) -> bool:
         """Its next version is made of what has arrived, or was made and is not known yet."""
         return self.state in (ServedBucketState.APPLYING, ServedBucketState.HANDED_ON)
+
+    def go(self, trigger: ServedBucketTrigger) -> None:
+        self.state = advance(SERVED_BUCKET_TRANSITIONS, self.state, trigger)
+
+    def reopen(self) -> None:
+        """A gradient is missing again, if none was."""
+        if self.state is ServedBucketState.COMPLETE:
+            self.go(ServedBucketTrigger.REOPEN)
 
     def slot_of(self, version: int) -> int:
         return version % len(self.readers)

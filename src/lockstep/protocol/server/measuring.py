@@ -10,15 +10,15 @@ comes.
 from __future__ import annotations
 
 from lockstep.protocol import phrases
-from lockstep.protocol.core.causes import Cause, Reason
 from lockstep.protocol.core.effects import Effect, Measure, Noticed
 from lockstep.protocol.core.events import BucketMeasured
 from lockstep.protocol.core.ids import INITIAL_STEP, ClusterShape, Step, TaskId
 from lockstep.protocol.core.journal import Happening, Journal
 from lockstep.protocol.core.loop_watch import LoopWatch
-from lockstep.protocol.core.messages import Clip, Message, PartialNorm, Seal
+from lockstep.protocol.core.messages import Message, PartialNorm, Seal
 from lockstep.protocol.core.waits import Wait, WaitKind
-from lockstep.protocol.server.ledger import NO_GRADIENT, Ledger, WorkerSide, sealed_edition
+from lockstep.protocol.server.ledger import NO_GRADIENT, Ledger, WorkerSide
+from lockstep.protocol.server.seals import Seals
 from lockstep.protocol.server.shard import Shard
 from lockstep.protocol.server.step_norm import StepNorm, StepNormState
 
@@ -30,6 +30,7 @@ class MeasuringShard(Shard):
         super().__init__(task, shape, journal, aggregate)
         self.summed = False
         self._norm = StepNorm()
+        self._seals = Seals(self._workers, self.contributing)
         self._clipped: Step = INITIAL_STEP - 1
         """The newest step in which a worker has sealed a clip by norm, and since when that is known."""
         self._clipped_at = 0.0
@@ -37,39 +38,14 @@ class MeasuringShard(Shard):
 
     # -- what has been sealed --
 
-    def _known_seals(self, members: tuple[TaskId, ...], step: Step) -> list[Seal]:
-        return [seal for m in members if (seal := self._workers[m].seal) is not None and seal.step == step]
-
-    def _as_sealed(self, ledger: Ledger) -> bool:
-        """Every contributor has sealed the step, or asked for its norm, and what it meant is what is here."""
-        return all(
-            (known := ledger.arrived.get(member)) is not None
-            and known.edition == sealed_edition(self._workers[member].seal, ledger.version, ledger.bucket)
-            for member in self.contributors(ledger.version)
-        )
-
     def _note_clip(self, seal: Seal, now: float) -> None:
         # A server without a bucket has no part in any norm; it stays at its step, and would wait for one forever.
         if seal.norm_clip is not None and self._clipped != seal.step and self._ledgers:
             self._clipped, self._clipped_at = seal.step, now
 
-    def _why_not_with(self, side: WorkerSide, seal: Seal) -> Reason | None:
-        """Gradients of two optimizers, or of two places in the program, must not be averaged; and if one worker goes
-        on with the step, no other may begin it anew."""
-        for other in self._workers.values():
-            known = other.seal
-            if known is None or known.step != seal.step or other is side:
-                continue
-            first, second = sorted((known, seal), key=lambda one: one.number)
-            same = first.number == second.number
-            if (same and known.occasion != seal.occasion) or (not same and not first.asks):
-                text = phrases.other_calls(seal.step, seal.occasion, other.id, known.occasion)
-                return Reason(Cause.OUT_OF_STEP, text, peer=str(other.id))
-        return None
-
     def _compare_loops(self, side: WorkerSide, seal: Seal) -> list[Effect]:
         """Whether a worker has left out an iteration of its own loop; one server speaks for all."""
-        if seal.asks or self.aggregate is not None or not self._compares_loops:
+        if seal.asks or self.contributing.aggregate is not None or not self._compares_loops:
             return []
         found = self._loops.heard(side.id, seal.step, seal.loops)
         return [] if found is None or not self._speaks_for_all else [Noticed(found)]
@@ -89,15 +65,14 @@ class MeasuringShard(Shard):
         step = self.step
         if self._clipped != step:
             return []
-        members = self.contributors(step)
-        asked = self._asked_by_all(members, step)
+        asked = self._seals.question(step)
         if asked is None or self._norm.knows(step, asked[0]):
             return []
         number, clip = asked
         self._norm.ask(step, number, clip, now)
         effects: list[Effect] = []
         for ledger in self._ledgers.values():
-            if ledger.version == step and self._as_sealed(ledger):
+            if ledger.version == step and self._seals.are_met(ledger):
                 effects += self._measure(ledger, clip.norm_type)
         return effects + self._tell_if_measured(now)
 
@@ -107,7 +82,7 @@ class MeasuringShard(Shard):
         step, clip = self.step, self._norm.clip
         if ledger.version != step or clip is None or not self._norm.is_decided_for(step - 1):
             return []
-        if not all(member in ledger.arrived for member in self.contributors(step)):
+        if not all(member in ledger.arrived for member in self.contributing.of(step)):
             return []
         self._norm.foresee(step, clip.norm_type)
         return self._measure(ledger, clip.norm_type)
@@ -115,18 +90,10 @@ class MeasuringShard(Shard):
     def _measure(self, ledger: Ledger, norm_type: float) -> list[Effect]:
         if not self._norm.begin(ledger.bucket):
             return []
-        members, step = self.contributors(ledger.version), ledger.version
+        members, step = self.contributing.of(ledger.version), ledger.version
         given = tuple(ledger.arrived[m].number for m in members if ledger.arrived[m] is not NO_GRADIENT)
         replicas = 1 if self.summed else len(members)
         return [Measure(step, ledger.bucket, given, replicas, norm_type, self._norm.attempt)]
-
-    def _asked_by_all(self, members: tuple[TaskId, ...], step: Step) -> tuple[int, Clip] | None:
-        """The question that every contributor asks now."""
-        seals = self._known_seals(members, step)
-        if len(seals) < len(members) or len({(seal.number, seal.clip) for seal in seals}) != 1:
-            return None
-        clip = seals[0].norm_clip
-        return None if clip is None else (seals[0].number, clip)
 
     def _on_bucket_measured(self, event: BucketMeasured, now: float) -> list[Effect]:
         self._norm.measured(event.bucket, event.attempt, event.norm)
@@ -145,15 +112,15 @@ class MeasuringShard(Shard):
         return super()._unheard() + ([] if partial is None else [partial])
 
     def _partial_norm(self) -> PartialNorm | None:
-        return self._norm.partial(self._change)
+        return self._norm.partial(self.contributing.change)
 
     def _scale_is_known(self, step: Step) -> bool:
         """Whether this step may be applied, as far as its norm is concerned. Also if it is void: workers may wait for
         the norm, and without the gradients it could not be found any more."""
         if self._clipped != step:
             return True
-        seals = self._known_seals(self.contributors(step), step)
-        return all(seal.norm_clip is None or self._norm.knows(step, seal.number) for seal in seals)
+        clipping = (seal for seal in self._seals.of_all(step) if seal.norm_clip is not None)
+        return all(self._norm.knows(step, seal.number) for seal in clipping)
 
     def _scale(self, seals: list[Seal], step: Step) -> float:
         total = self._norm.total
@@ -177,7 +144,7 @@ class MeasuringShard(Shard):
             return [Wait(self.task, coordinator, WaitKind.NORM, step, self._norm.since, due, state)]
         late = [
             side
-            for member in self.contributors(step)
+            for member in self.contributing.of(step)
             if ((side := self._workers[member]).seal is None or side.seal.step != step) and not self._owed_buckets(side)
         ]
         state = phrases.norm_asked_for()
@@ -185,7 +152,7 @@ class MeasuringShard(Shard):
 
     def _waits_for_final_seals(self, step: Step) -> list[Wait]:
         """The norm is known; a worker that has asked for it has not gone on, or has not been told."""
-        sides = [self._workers[member] for member in self.contributors(step)]
+        sides = [self._workers[member] for member in self.contributing.of(step)]
         asking = [side for side in sides if side.seal is not None and side.seal.step == step and side.seal.asks]
         since, state = self._norm.since, phrases.norm_told()
         return [Wait(self.task, side.id, WaitKind.NORM, step, since, side.repeat_at, state) for side in asking]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lockstep.protocol.core.effects import Effect, Prepare, SaveShard, Send
+from lockstep.protocol.core.effects import Effect, Prepare
 from lockstep.protocol.core.events import Received
 from lockstep.protocol.core.ids import CHIEF, ClusterShape, Step, TaskId
 from lockstep.protocol.core.journal import Journal
@@ -61,10 +61,5 @@ class RankShareMachine(ServerMachine):
         """That a share has made its means tells nobody that all ranks have them: ``RankMachine`` says that."""
         return [one for one in super()._unheard() if not isinstance(one, Applied)]
 
-    def _save(self, version: int) -> list[Effect]:
+    def _first_past(self, version: int) -> None:
         """What is saved are the rank's parameters, not its share, which may be a step ahead of them."""
-        if version <= self._save_version:
-            known = self._saved is not None and self._saved.version == version
-            return [Send(self.coordinator, self._saved)] if known and self._saved is not None else []
-        self._save_version = version
-        return [SaveShard(version, tuple(self._ledgers))]

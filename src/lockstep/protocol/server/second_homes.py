@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -25,6 +26,31 @@ class OtherServer:
     linked: bool = False
     grant: Ticket | None = None
     """Where means for it go."""
+
+
+class OtherServers:
+    """The other servers of the job, as far as this one reaches them."""
+
+    def __init__(self, others: Iterable[TaskId], places: Places) -> None:
+        self.by_task = {other: OtherServer() for other in others}
+        self._places = places
+
+    @property
+    def linked(self) -> list[TaskId]:
+        return [task for task, other in self.by_task.items() if other.linked]
+
+    def on_link_up(self, peer: TaskId, incarnation: Incarnation) -> None:
+        self.by_task[peer] = OtherServer(incarnation, linked=True)
+
+    def on_link_lost(self, peer: TaskId) -> None:
+        self.by_task[peer] = OtherServer(self.by_task[peer].incarnation)
+
+    def reaches(self, task: TaskId | None) -> bool:
+        """Whether this server is there, in the incarnation that belongs to the view."""
+        if task is None or task not in self.by_task:
+            return False
+        other = self.by_task[task]
+        return other.linked and other.incarnation == self._places.lives.get(task)
 
 
 @dataclass(slots=True)

@@ -32,6 +32,8 @@ class SecondShard:
         self._places = places
         self._journal = journal
         self._reaches = reaches
+        self._early: dict[TaskId, list[BucketCopy]] = {}
+        """Parts of a bucket whose second home this server is not yet, as far as it knows."""
 
     def is_home(self, peer: TaskId, bucket: BucketId) -> bool:
         return bucket in self.buckets and self._places.of(bucket).home_task == peer
@@ -100,6 +102,7 @@ class SecondShard:
 
     def on_home_up(self, home: TaskId) -> list[Effect]:
         """The link to the home of some buckets is there again."""
+        self._early.pop(home, None)
         effects: list[Effect] = []
         for bucket, here in self.buckets.items():
             if self.is_home(home, bucket) and here.holds > NOTHING:
@@ -110,8 +113,10 @@ class SecondShard:
     # -- copies: if it is new, or a program has loaded another state --
 
     def on_copy(self, home: TaskId, part: BucketCopy) -> list[Effect]:
-        """A part of a bucket as its home has it; with the last one it can be taken."""
+        """A part of a bucket as its home has it; with the last one it can be taken. A home copies a bucket once, as
+        soon as it knows of the view. Here the view may come later, or wait."""
         if not self.is_home(home, part.bucket):
+            self._keep_early(home, part)
             return []
         here = self.buckets[part.bucket]
         if here.copy is not None:
@@ -127,6 +132,17 @@ class SecondShard:
             return []
         here.copy, here.parts = replace(part, data=bytes(here.parts)), bytearray()
         return self._take_copy_if_possible(part.bucket)
+
+    def _keep_early(self, home: TaskId, part: BucketCopy) -> None:
+        early = self._early.setdefault(home, [])
+        if part.offset == 0:
+            early.clear()  # it copies one after another
+        early.append(part)
+
+    def take_early_copies(self) -> list[Effect]:
+        """The view has come: this server may be the second home of their buckets now."""
+        early, self._early = self._early, {}
+        return [effect for home, parts in early.items() for part in parts for effect in self.on_copy(home, part)]
 
     def _take_copy_if_possible(self, bucket: BucketId) -> list[Effect]:
         """After what is held before it was made: the home goes on as soon as that is held, and may copy then."""

@@ -19,10 +19,7 @@ Versions start at -1: the chief's initial parameters travel as its gradient of s
 from __future__ import annotations
 
 from collections.abc import Collection
-from math import inf
 
-from lockstep.protocol import phrases
-from lockstep.protocol.core.causes import Cause, Reason
 from lockstep.protocol.core.effects import Apply, Effect, GiveBack, GrantRegion, Prepare, Send, Serve
 from lockstep.protocol.core.events import (
     BucketApplied,
@@ -50,7 +47,6 @@ from lockstep.protocol.core.ids import (
     worker,
 )
 from lockstep.protocol.core.journal import Happening, Journal
-from lockstep.protocol.core.machine import advance
 from lockstep.protocol.core.messages import (
     Commit,
     Contributors,
@@ -64,20 +60,13 @@ from lockstep.protocol.core.messages import (
     Seal,
     TotalNorm,
 )
-from lockstep.protocol.core.plan import Plan, first_difference, first_untrained_difference
+from lockstep.protocol.core.plan import Plan
 from lockstep.protocol.core.timing import REPEAT_SECONDS
-from lockstep.protocol.server.ledger import (
-    NO_GRADIENT,
-    SERVED_BUCKET_TRANSITIONS,
-    Arrival,
-    Ledger,
-    ServedBucketState,
-    ServedBucketTrigger,
-    WorkerSide,
-    newest_edition,
-    sealed_edition,
-)
+from lockstep.protocol.server.admission import why_not_admitted, why_not_counted
+from lockstep.protocol.server.gradients import CollectedGradients
+from lockstep.protocol.server.ledger import NO_GRADIENT, Ledger, ServedBucketState, ServedBucketTrigger, WorkerSide
 from lockstep.protocol.server.measuring import MeasuringShard
+from lockstep.protocol.server.seals import limit_of, without_gradient
 
 
 class ServerMachine(MeasuringShard):
@@ -112,6 +101,7 @@ class ServerMachine(MeasuringShard):
         self._prepared = False
         self._rates: dict[Step, tuple[GroupRates, ...]] = {INITIAL_STEP: ()}
         self._coordinator: Incarnation = 0
+        self._gradients = CollectedGradients(self._norm, lambda: self.step)
 
     @property
     def slots(self) -> int:
@@ -202,29 +192,14 @@ class ServerMachine(MeasuringShard):
         side.layout, side.granted, side.seal, side.done = None, False, None, None
         if self.eager:
             return []
-        effects: list[Effect] = []
-        for ledger in self._ledgers.values():
-            effects += self._take_out(ledger, side.id)
-        return effects
-
-    def _take_out(self, ledger: Ledger, sender: TaskId) -> list[Effect]:
-        """What this sender delivered no longer counts."""
-        if ledger.is_closed or sender not in ledger.arrived:
-            return []
-        effects = self._give_back(ledger, sender)
-        del ledger.arrived[sender]
-        if ledger.state is ServedBucketState.COMPLETE:
-            ledger.state = advance(SERVED_BUCKET_TRANSITIONS, ledger.state, ServedBucketTrigger.REOPEN)
-        return effects
+        return [effect for ledger in self._ledgers.values() for effect in self._gradients.take_out(ledger, side.id)]
 
     def _on_link_lost(self, event: LinkLost, now: float) -> list[Effect]:
         side = self._workers.get(event.peer)
         if side is None or not side.linked:
             return []
-        effects: list[Effect] = []
-        for ledger in self._lose_link(side, event, now):
-            effects += self._apply_if_possible(ledger, now)
-        return effects
+        freed = self._lose_link(side, event, now)
+        return [effect for ledger in freed for effect in self._apply_if_possible(ledger, now)]
 
     def _on_layout(self, side: WorkerSide, layout: Layout, now: float) -> list[Effect]:
         side.layout = layout
@@ -239,7 +214,8 @@ class ServerMachine(MeasuringShard):
         assert self._layout is not None
         self._prepared = True
         start = self._layout.start
-        self._ledgers = {bucket: Ledger(bucket, [0] * self.slots, start) for bucket in self._own_buckets(event.plan)}
+        for bucket in self._own_buckets(event.plan):
+            self._ledgers[bucket] = Ledger(bucket, [0] * self.slots, start)
         if start > INITIAL_STEP:
             # The shard comes from a checkpoint: every task knows what happened before.
             self.step, self.committed, self._applied = start, start - 1, start - 1
@@ -260,18 +236,12 @@ class ServerMachine(MeasuringShard):
     def _admit(self, side: WorkerSide, now: float) -> list[Effect]:
         """This worker's model matches the chief's: give it memory and send it the open step."""
         assert self._layout is not None
-        assert side.layout is not None
-        untrained = first_untrained_difference(self._layout.untrained, side.layout.untrained)
-        if untrained is not None:
-            text = phrases.starts_with_another_model(untrained)
-            return self._break(side.id, Reason(Cause.MISMATCH, text, peer=str(CHIEF)), now)
-        if side.layout.plan_hash != self._layout.plan_hash:
-            difference = first_difference(self._layout.parameters, side.layout.parameters)
-            text = phrases.model_differs(side.id, difference)
-            return self._break(side.id, Reason(Cause.MISMATCH, text, peer=str(CHIEF)), now)
+        refusal = why_not_admitted(side, self._layout)
+        if refusal is not None:
+            return self._break(side.id, refusal, now)
         side.granted = True
         effects: list[Effect] = [GrantRegion(side.id)]
-        if self.contributes(side.id, self.step):
+        if self.contributing.includes(side.id, self.step):
             effects.append(self._open(side, now))
         return effects
 
@@ -294,47 +264,17 @@ class ServerMachine(MeasuringShard):
         if ledger is None or refusal is not None:
             self._drop(event.peer, event.step, event.bucket, refusal or "not a bucket of this server", now)
             return [GiveBack(event.arrival)]
-        effects = self._give_back(ledger, event.peer)
-        ledger.arrived[event.peer] = Arrival(event.edition, event.arrival)
+        effects = self._gradients.add(ledger, event)
         self._workers[event.peer].since = now
         self._journal.record(now, Happening.ARRIVED, event.step, event.bucket, event.peer)
         effects += self._measure_if_asked(now) + self._measure_ahead(ledger)
         return effects + self._apply_if_possible(ledger, now)
 
-    def _drop(self, sender: TaskId, step: Step, bucket: BucketId, why: str, now: float) -> None:
-        self.dropped[sender] = self.dropped.get(sender, 0) + 1
-        self._journal.record(now, Happening.DROPPED, step, bucket, sender, why)
-
-    def _give_back(self, ledger: Ledger, sender: TaskId) -> list[Effect]:
-        """What this sender delivered before is replaced."""
-        if sender in ledger.arrived and ledger.version == self.step:
-            self._norm.forget()
-        former = ledger.arrived.get(sender, NO_GRADIENT)
-        return [] if former is NO_GRADIENT else [GiveBack(former.number)]
-
     def _why_refused(self, event: GradientArrived, ledger: Ledger | None) -> str | None:
         side = self._workers.get(event.peer)
         if ledger is None or side is None:
             return "not a bucket of this server, or not a worker"
-        if event.incarnation != side.incarnation:
-            return "of another incarnation of this worker"
-        if event.step != ledger.version:
-            return f"of step {event.step}; this bucket is in step {ledger.version}"
-        if not self.contributes(event.peer, event.step):
-            return "does not contribute to this step"
-        if ledger.is_closed:
-            return "a duplicate; the step is being applied"
-        known = ledger.arrived.get(event.peer)
-        if known is not None and known.edition >= event.edition:
-            return "a duplicate"
-        final = sealed_edition(side.seal, event.step, event.bucket)
-        # One that has only asked for a norm may begin the step anew, and its gradients may be here before its word.
-        seal = side.seal
-        if final is not None and seal is not None and seal.asks and event.edition > newest_edition(seal, event.bucket):
-            return None
-        if final is not None and event.edition != final:
-            return f"edition {event.edition}; edition {final} was sealed"
-        return None
+        return why_not_counted(event, ledger, side, self.contributing)
 
     def _on_seal(self, side: WorkerSide, seal: Seal, now: float) -> list[Effect]:
         known = side.seal
@@ -343,33 +283,15 @@ class ServerMachine(MeasuringShard):
         side.seal = seal
         self._journal.record(now, Happening.SEALED, seal.step, peer=side.id)
         self._note_clip(seal, now)
-        refusal = self._why_not_with(side, seal)
+        refusal = self._seals.why_not_with(side, seal)
         effects = [] if refusal is None else self._break(side.id, refusal, now)
         effects += self._compare_loops(side, seal)
-        if not self.contributes(side.id, seal.step):
+        if not self.contributing.includes(side.id, seal.step):
             return effects
         for ledger in self._ledgers.values():
             if ledger.version == seal.step and not ledger.is_closed:
-                effects += self._keep_only_sealed(ledger, side)
+                effects += self._gradients.keep_only_sealed(ledger, side)
         return effects + self._measure_if_asked(now) + self._apply_all_possible(now)
-
-    def _keep_only_sealed(self, ledger: Ledger, side: WorkerSide) -> list[Effect]:
-        """A replaced edition goes back at once: its sender may need that memory to send the final one."""
-        final = sealed_edition(side.seal, ledger.version, ledger.bucket)
-        known = ledger.arrived.get(side.id)
-        if final == NO_GRADIENT.edition:
-            if known is NO_GRADIENT:
-                return []
-            effects = self._give_back(ledger, side.id)
-            ledger.arrived[side.id] = NO_GRADIENT
-            return effects
-        if known is None or known.edition == final:
-            return []
-        effects = self._give_back(ledger, side.id)
-        del ledger.arrived[side.id]
-        if ledger.state is ServedBucketState.COMPLETE:
-            ledger.state = advance(SERVED_BUCKET_TRANSITIONS, ledger.state, ServedBucketTrigger.REOPEN)
-        return effects
 
     def _on_rates(self, side: WorkerSide, rates: Rates, now: float) -> list[Effect]:
         # A server without a bucket applies nothing, and would keep the rates of every step forever.
@@ -383,25 +305,22 @@ class ServerMachine(MeasuringShard):
     # -- a bucket advances --
 
     def _apply_all_possible(self, now: float) -> list[Effect]:
-        effects: list[Effect] = []
-        for ledger in self._ledgers.values():
-            effects += self._apply_if_possible(ledger, now)
-        return effects
+        return [effect for ledger in self._ledgers.values() for effect in self._apply_if_possible(ledger, now)]
 
     def _apply_if_possible(self, ledger: Ledger, now: float) -> list[Effect]:
         if ledger.is_closed:
             return []
         step = ledger.version
-        if not self._decided(step):
+        if not self.contributing.is_known(step):
             return []
-        members = self.contributors(step)
+        members = self.contributing.of(step)
         if ledger.state is ServedBucketState.COLLECTING:
             if len(ledger.arrived) < len(members) or not all(m in ledger.arrived for m in members):
                 return []
-            ledger.state = advance(SERVED_BUCKET_TRANSITIONS, ledger.state, ServedBucketTrigger.COMPLETE)
+            ledger.go(ServedBucketTrigger.COMPLETE)
         if ledger.state is not ServedBucketState.COMPLETE or not self._may_apply(ledger):
             return []
-        ledger.state = advance(SERVED_BUCKET_TRANSITIONS, ledger.state, ServedBucketTrigger.APPLY)
+        ledger.go(ServedBucketTrigger.APPLY)
         self._journal.record(now, Happening.CONSUMED, step, ledger.bucket)
         giving = tuple(m for m in members if ledger.arrived[m] is not NO_GRADIENT)
         arrivals = tuple(ledger.arrived[m].number for m in giving)
@@ -413,37 +332,32 @@ class ServerMachine(MeasuringShard):
             return [*(GiveBack(number) for number in arrivals), nothing]
         # Where buckets are applied before the seals, the other workers have sealed a step of values without a gradient:
         # their seals are here, or the bucket would not be complete.
-        values = any(seal.values for seal in self._known_seals(members, step))
+        values = any(seal.values for seal in self._seals.of(members, step))
         replicas = 1 if self.summed or values else len(members)
-        without = self._without_gradient(seals, ledger)
+        without = without_gradient(seals, ledger.bucket)
         scale = self._scale(seals, step)
-        limit = min((clip.limit for seal in seals for clip in seal.clip if not clip.by_norm), default=inf)
+        limit = limit_of(seals)
         return [Apply(step, ledger.bucket, giving, arrivals, replicas, rates, *slots, without, values, scale, limit)]
 
     def _seals_of(self, members: tuple[TaskId, ...], step: Step) -> list[Seal]:
         """What all contributors have sealed; nothing where buckets are applied before the seals."""
-        return [] if self.eager or step == INITIAL_STEP else self._known_seals(members, step)
-
-    def _without_gradient(self, seals: list[Seal], ledger: Ledger) -> tuple[int, ...]:
-        """The parameters that have no gradient on any worker; empty where the whole bucket is absent."""
-        partial = [set(seal.without) for seal in seals if ledger.bucket not in seal.absent]
-        return tuple(sorted(set.intersection(*partial))) if partial else ()
+        return [] if self.eager or step == INITIAL_STEP else self._seals.of(members, step)
 
     # -- who contributes, where not all workers do --
 
     def _on_contributors(self, event: Received, message: Contributors, now: float) -> list[Effect]:
         ours = (self.coordinator, self._coordinator)
-        if (event.peer, event.incarnation) != ours or message.step in self._fixed or message.step < self.step:
+        if (event.peer, event.incarnation) != ours or message.step < self.step:
             return []
         members = tuple(worker(index) for index in message.workers)
-        self._fixed[message.step] = members
+        if not self.contributing.decide(message.step, members):
+            return []
         effects: list[Effect] = []
         for ledger in self._ledgers.values():
             if ledger.version != message.step:
                 continue
             for sender in [task for task in ledger.arrived if task not in members]:
-                effects += self._give_back(ledger, sender)
-                del ledger.arrived[sender]
+                effects += self._gradients.remove(ledger, sender)
                 self._drop(sender, message.step, ledger.bucket, "does not contribute to this step", now)
         return effects + self._apply_all_possible(now)
 
@@ -461,15 +375,15 @@ class ServerMachine(MeasuringShard):
     def _sealed(self, ledger: Ledger) -> bool:
         """Every contributor has sealed the step, and what it sealed is what is here."""
         step = ledger.version
-        asking = any(seal.asks for seal in self._known_seals(self.contributors(step), step))
-        return not asking and self._as_sealed(ledger) and self._scale_is_known(step)
+        asking = any(seal.asks for seal in self._seals.of_all(step))
+        return not asking and self._seals.are_met(ledger) and self._scale_is_known(step)
 
     def _on_bucket_applied(self, event: BucketApplied, now: float) -> list[Effect]:
         return self._make_known(self._ledgers[event.bucket], ServedBucketTrigger.APPLIED, now)
 
     def _make_known(self, ledger: Ledger, trigger: ServedBucketTrigger, now: float) -> list[Effect]:
         """The next version of a bucket may be had by everybody."""
-        ledger.state = advance(SERVED_BUCKET_TRANSITIONS, ledger.state, trigger)
+        ledger.go(trigger)
         ledger.version += 1
         ledger.arrived.clear()
         self._journal.record(now, Happening.PRODUCED, ledger.version, ledger.bucket)
@@ -494,7 +408,7 @@ class ServerMachine(MeasuringShard):
     def _forget_step(self, step: Step) -> None:
         """This step is made, and nothing that was said of it is needed any more."""
         self._rates.pop(step, None)
-        self._fixed.pop(step, None)
+        self.contributing.forget(step)
 
     def _on_transfer_ended(self, event: TransferEnded, now: float) -> list[Effect]:
         ledger = self._transfer_over(event, now)
@@ -515,7 +429,7 @@ class ServerMachine(MeasuringShard):
             return []
         # Before anything is applied to the version that is to be saved, or reduced over the wrong workers.
         effects = self._save(commit.step + 1) if commit.save else []
-        if commit.change > self._change:
+        if commit.change > self.contributing.change:
             effects += self._change_contributors(commit, now)
         if commit.step <= self.committed:
             return effects
@@ -527,27 +441,22 @@ class ServerMachine(MeasuringShard):
 
     def _change_contributors(self, commit: Commit, now: float) -> list[Effect]:
         """The job continues without a lost worker, or takes one back. What was applied stays applied."""
-        self._change = commit.change
-        before = self._everybody
-        self._everybody = tuple(worker(index) for index in commit.workers) or self.shape.worker_ids()
+        before = self.contributing.usual
+        usual = tuple(worker(index) for index in commit.workers) or self.shape.worker_ids()
+        self.contributing.change, self.contributing.usual = commit.change, usual
         effects: list[Effect] = []
         for ledger in self._ledgers.values():
-            for gone in set(before) - set(self._everybody):
-                effects += self._take_out(ledger, gone)
-            if ledger.state is ServedBucketState.COMPLETE and not all(w in ledger.arrived for w in self._everybody):
-                ledger.state = advance(SERVED_BUCKET_TRANSITIONS, ledger.state, ServedBucketTrigger.REOPEN)
+            for gone in set(before) - set(usual):
+                effects += self._gradients.take_out(ledger, gone)
+            if not all(w in ledger.arrived for w in usual):
+                ledger.reopen()
         for side in self._workers.values():
-            if side.granted and side.id in self._everybody and side.id not in before:
+            if side.granted and side.id in usual and side.id not in before:
                 effects.append(self._open(side, now))
         self._norm.forget()
         return effects + self._measure_if_asked(now) + self._apply_all_possible(now)
 
-    # -- the end, and time --
-
-    def _on_done(self, side: WorkerSide, done: Done, now: float) -> list[Effect]:
-        side.done = done.steps
-        self._journal.record(now, Happening.ENDED, done.steps, peer=side.id, cause="this worker has finished")
-        return self._out_of_step(now)
+    # -- time --
 
     def _on_tick(self, now: float) -> list[Effect]:
         effects: list[Effect] = []

@@ -11,12 +11,13 @@ from lockstep.protocol import phrases
 from lockstep.protocol.core.causes import Cause, Reason
 from lockstep.protocol.core.effects import Effect, SaveShard, Send, SendVersion
 from lockstep.protocol.core.events import LinkLost, ShardSaved, TransferEnded
-from lockstep.protocol.core.ids import CHIEF, INITIAL_STEP, NOTHING_TO_APPLY, BucketId, ClusterShape, Role, Step, TaskId
+from lockstep.protocol.core.ids import INITIAL_STEP, NOTHING_TO_APPLY, BucketId, ClusterShape, Role, Step, TaskId
 from lockstep.protocol.core.journal import Happening, Journal
 from lockstep.protocol.core.keys import TensorKey, gradient_name
-from lockstep.protocol.core.messages import Applied, Failed, Message, Pull, Saved
+from lockstep.protocol.core.messages import Applied, Done, Failed, Message, Pull, Saved
 from lockstep.protocol.core.timing import REPEAT_SECONDS, RESEND_SECONDS
 from lockstep.protocol.core.waits import Wait, WaitKind
+from lockstep.protocol.server.contributing import ContributingWorkers
 from lockstep.protocol.server.ledger import Ledger, ServedBucketState, WorkerSide
 
 
@@ -28,7 +29,7 @@ class Shard:
         self.shape = shape
         self.coordinator = shape.coordinator
         """The task that coordinates; with second homes it may change."""
-        self.aggregate = aggregate
+        self.contributing = ContributingWorkers(shape.worker_ids(), aggregate)
         self.step: Step = INITIAL_STEP
         """The step that this shard is open for: all its buckets are at this version or beyond."""
         self.committed: Step = INITIAL_STEP - 1
@@ -36,13 +37,7 @@ class Shard:
         """Duplicate and stale gradients by sender: refused, and counted."""
         self._journal = journal if task.role is Role.SERVER else journal.of_share()
         self._ledgers: dict[BucketId, Ledger] = {}
-        self._everybody = shape.worker_ids()
-        """Who contributes: all workers, minus lost ones where the job continues without them."""
-        self._change = 0
-        """The number of the last change of that."""
-        self._workers = {w: WorkerSide(w) for w in self._everybody}
-        self._fixed: dict[Step, tuple[TaskId, ...]] = {}
-        """Who contributes, where the coordinator has decided it (with backup workers)."""
+        self._workers = {w: WorkerSide(w) for w in shape.worker_ids()}
         self._applied_at: float | None = None
         """Since when this shard has been waiting for its step to be committed."""
         self._applied: Step = INITIAL_STEP - 1
@@ -58,30 +53,12 @@ class Shard:
         """How many values of each bucket the store must have room for."""
         return 2
 
-    # -- who contributes --
-
-    def contributors(self, step: Step) -> tuple[TaskId, ...]:
-        """The workers whose gradients may make step ``step``, in the order of reduction."""
-        if step == INITIAL_STEP:
-            return (CHIEF,)
-        return self._fixed.get(step, self._everybody)
-
-    def contributes(self, task: TaskId, step: Step) -> bool:
-        """Whether ``task`` is one of them; asked for every arrival, so it does not walk through all workers."""
-        fixed = self._fixed.get(step)
-        if step == INITIAL_STEP or fixed is not None:
-            return task in self.contributors(step)
-        return task in self._workers
-
-    def _decided(self, step: Step) -> bool:
-        return self.aggregate is None or step == INITIAL_STEP or step in self._fixed
-
     def _expected_step(self, side: WorkerSide) -> Step:  # noqa: ARG002 - each worker has its own step in async mode
         return self.step
 
     def _owed_buckets(self, side: WorkerSide) -> list[BucketId]:
         """The buckets whose gradient of the open step this worker has not delivered."""
-        if side.done is not None or not self.contributes(side.id, self.step):
+        if side.done is not None or not self.contributing.includes(side.id, self.step):
             return []
         return [
             ledger.bucket
@@ -90,6 +67,10 @@ class Shard:
             and ledger.state is ServedBucketState.COLLECTING
             and side.id not in ledger.arrived
         ]
+
+    def _drop(self, sender: TaskId, step: Step, bucket: BucketId, why: str, now: float) -> None:
+        self.dropped[sender] = self.dropped.get(sender, 0) + 1
+        self._journal.record(now, Happening.DROPPED, step, bucket, sender, why)
 
     # -- parameters go out --
 
@@ -175,7 +156,7 @@ class Shard:
         shown = self.step if self._applied == NOTHING_TO_APPLY else self._applied
         if self.committed < shown:
             unheard.append(Applied(self._applied))
-        elif not self._decided(self.step):
+        elif not self.contributing.is_known(self.step):
             # It may have received this, and its decision may have been lost in transit.
             unheard.append(Applied(self._applied))
         if self._failure is not None:
@@ -195,11 +176,15 @@ class Shard:
             known = self._saved is not None and self._saved.version == version
             return self._say_saved() if known else []
         self._save_version = version
-        late = [b for b in self._ledgers.values() if b.version != version or b.is_closed]
-        if late:
-            self._saved = Saved(version, "", 0, "", phrases.bucket_is_past(late[0].bucket, late[0].version))
+        late = self._first_past(version)
+        if late is not None:
+            self._saved = Saved(version, "", 0, "", phrases.bucket_is_past(late.bucket, late.version))
             return self._say_saved()
         return [SaveShard(version, tuple(self._ledgers))]
+
+    def _first_past(self, version: int) -> Ledger | None:
+        """The first bucket that cannot be saved in this version."""
+        return next((b for b in self._ledgers.values() if b.version != version or b.is_closed), None)
 
     def _on_shard_saved(self, event: ShardSaved) -> list[Effect]:
         self._saved = event.saved
@@ -213,6 +198,11 @@ class Shard:
             return []
         self._failure = Failed(str(culprit), self.step, reason)
         return self._say_what_is_unheard(now)
+
+    def _on_done(self, side: WorkerSide, done: Done, now: float) -> list[Effect]:
+        side.done = done.steps
+        self._journal.record(now, Happening.ENDED, done.steps, peer=side.id, cause="this worker has finished")
+        return self._out_of_step(now)
 
     def _out_of_step(self, now: float) -> list[Effect]:
         """A worker that has stopped owes a gradient that another has already sent: report who stopped where."""
@@ -287,5 +277,5 @@ class Shard:
         for ledger in self._ledgers.values():
             for slot in range(self.slots):
                 assert ledger.readers[slot] == flying.get((ledger.bucket, slot), 0), "readers and transfers disagree"
-            strangers = set(ledger.arrived) - set(self.contributors(ledger.version))
+            strangers = set(ledger.arrived) - set(self.contributing.of(ledger.version))
             assert not strangers, f"bucket {ledger.bucket} counts {strangers}"

@@ -44,6 +44,7 @@ from lockstep.protocol.core.machine import advance
 from lockstep.protocol.core.messages import Applied, Commit, LocalState, Saved, View
 from lockstep.protocol.core.timing import REPEAT_SECONDS
 from lockstep.protocol.core.waits import Wait, WaitKind
+from lockstep.protocol.worker.own_states import OwnStates
 
 NOTHING = (-1, -1)
 
@@ -107,9 +108,7 @@ class CollectiveMachine:
         self._step_at = 0.0
         self._applied: Step = INITIAL_STEP - 1
         self._repeat_at: float | None = None
-        self._newest_state: bytes | None = None
-        self._states: dict[Step, LocalState] = {}
-        """Local states that the coordinator has not confirmed."""
+        self._states = OwnStates()
         self._save_version: int = INITIAL_STEP
         self._saved: Saved | None = None
 
@@ -205,13 +204,11 @@ class CollectiveMachine:
         return self._tell_state(LocalState(event.step, event.data, stuck=event.stuck), now)
 
     def _tell_state(self, state: LocalState, now: float) -> list[Effect]:
-        same = not state.stuck and state.data == self._newest_state
-        self._newest_state = None if state.stuck else state.data
-        self._states[state.step] = LocalState(state.step, b"", same=True) if same else state
+        said = self._states.add(state)
         if not self._linked:
             return []
         self._repeat_at = now + REPEAT_SECONDS
-        return [Send(self._coordinator, self._states[state.step])]
+        return [Send(self._coordinator, said)]
 
     # -- the coordinator --
 
@@ -225,8 +222,7 @@ class CollectiveMachine:
 
     def _on_commit(self, step: Step, *, save: bool) -> list[Effect]:
         self.committed = max(self.committed, step)
-        for known in [number for number in self._states if number <= self.committed + 1]:
-            del self._states[known]
+        self._states.confirm_before(self.committed + 2)
         version = step + 1
         if not save:
             return []
@@ -242,7 +238,7 @@ class CollectiveMachine:
         unheard: list[Effect] = []
         if self._prepared and self.committed < self._applied:
             unheard.append(Send(self._coordinator, Applied(self._applied)))
-        unheard += [Send(self._coordinator, self._states[step]) for step in sorted(self._states)]
+        unheard += [Send(self._coordinator, state) for state in self._states.unconfirmed()]
         self._repeat_at = now + REPEAT_SECONDS if unheard and self._linked else None
         return unheard if self._linked else []
 

@@ -21,6 +21,7 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from lockstep.protocol.core.ids import INITIAL_STEP, BucketId, Incarnation, Step, TaskId
+from lockstep.protocol.core.machine import advance
 from lockstep.protocol.core.messages import Open, Ticket
 
 
@@ -98,6 +99,21 @@ class HeldBucket:
     absent: bool = False
     """It was sealed without a gradient in this step."""
 
+    def go(self, trigger: HeldBucketTrigger) -> None:
+        self.state = advance(HELD_BUCKET_TRANSITIONS, self.state, trigger)
+
+    def fail(self) -> None:
+        """What was on its way, if anything, may not arrive."""
+        if self.state is HeldBucketState.OFFERED:
+            self.go(HeldBucketTrigger.FAIL)
+
+    def move(self, home: TaskId) -> None:
+        """What was delivered to its home, or offered, must be sent to the next one."""
+        self.server, self.busy, self.offers = home, False, 0
+        delivered = self.state is HeldBucketState.CONFIRMED and self.edition >= 0 and not self.absent
+        if delivered or self.state is HeldBucketState.OFFERED:
+            self.go(HeldBucketTrigger.REHOME)
+
 
 @dataclass(slots=True)
 class ServerSide:
@@ -112,5 +128,12 @@ class ServerSide:
     """It came before the view that it belongs to, and counts in that one."""
     buckets: list[HeldBucket] = field(default_factory=list)
     awaited: int = 0
+    """How many of its buckets are not at the version that was asked for."""
     since: float = 0.0
     repeat_at: float = 0.0
+
+    def lose_link(self) -> None:
+        self.linked, self.grant, self.open_step, self.early_open = False, None, INITIAL_STEP - 1, None
+        for bucket in self.buckets:
+            bucket.busy = False
+            bucket.fail()

@@ -13,12 +13,11 @@ from lockstep.protocol.core.errors import LocalProtocolError
 from lockstep.protocol.core.events import Event, LinkUp, Received, StepBegun, Tick, VersionArrived
 from lockstep.protocol.core.ids import INITIAL_STEP, ClusterShape, Step, TaskId
 from lockstep.protocol.core.journal import Happening, Journal
-from lockstep.protocol.core.machine import advance
 from lockstep.protocol.core.messages import Applied, Commit, Layout, LocalState, View
 from lockstep.protocol.core.plan import Plan
 from lockstep.protocol.core.timing import REPEAT_SECONDS
 from lockstep.protocol.core.waits import Wait, WaitKind
-from lockstep.protocol.worker.holdings import HELD_BUCKET_TRANSITIONS, HeldBucketTrigger, ServerSide
+from lockstep.protocol.worker.holdings import HeldBucketTrigger, ServerSide
 from lockstep.protocol.worker.worker_machine import WorkerMachine
 
 
@@ -74,7 +73,7 @@ class RankMachine(WorkerMachine):
         if not self._late:
             return effects
         for bucket in self._buckets:
-            bucket.state = advance(HELD_BUCKET_TRANSITIONS, bucket.state, HeldBucketTrigger.ARRIVE)
+            bucket.go(HeldBucketTrigger.ARRIVE)
             bucket.version = layout.start
         for peer in self._servers.values():
             peer.awaited = 0
@@ -92,7 +91,7 @@ class RankMachine(WorkerMachine):
         for bucket in peer.buckets:
             if bucket.edition >= 0 and not bucket.absent:
                 bucket.busy, bucket.offers = False, 0
-                bucket.state = advance(HELD_BUCKET_TRANSITIONS, bucket.state, HeldBucketTrigger.NEXT_LIFE)
+                bucket.go(HeldBucketTrigger.NEXT_LIFE)
                 self._journal.record(now, Happening.REPEATED, self.step, bucket.id, peer.id, "of its next incarnation")
 
     # -- the word --

@@ -28,28 +28,15 @@ from lockstep.protocol.core.events import (
     TransferEnded,
     VersionArrived,
 )
-from lockstep.protocol.core.ids import (
-    CHIEF,
-    INITIAL_STEP,
-    BucketId,
-    ClusterShape,
-    Step,
-    TaskId,
-)
+from lockstep.protocol.core.ids import INITIAL_STEP, BucketId, ClusterShape, Step, TaskId
 from lockstep.protocol.core.journal import Happening, Journal
 from lockstep.protocol.core.keys import TensorKey, parameter_name
-from lockstep.protocol.core.machine import advance
 from lockstep.protocol.core.messages import (
     Answer,
-    Done,
-    Edition,
     Grant,
-    GroupRates,
     Layout,
     LocalState,
     Open,
-    Rates,
-    Seal,
     TotalNorm,
     View,
 )
@@ -57,14 +44,15 @@ from lockstep.protocol.core.plan import Plan
 from lockstep.protocol.core.timing import REPEAT_SECONDS, RESEND_SECONDS
 from lockstep.protocol.core.waits import Wait, WaitKind
 from lockstep.protocol.worker.holdings import (
-    HELD_BUCKET_TRANSITIONS,
     HeldBucket,
     HeldBucketState,
     HeldBucketTrigger,
     ServerSide,
 )
 from lockstep.protocol.worker.norm_questions import NormQuestions
+from lockstep.protocol.worker.own_states import OwnStates
 from lockstep.protocol.worker.questions import Questions
+from lockstep.protocol.worker.statements import Statements
 
 
 class WorkerMachine:
@@ -100,13 +88,9 @@ class WorkerMachine:
         self._buckets: list[HeldBucket] = []
         self._target = INITIAL_STEP
         self._sealed: Step = INITIAL_STEP - 1
-        self._rates: tuple[GroupRates, ...] = ()
-        self._seal: dict[TaskId, Seal] = {}
-        self._done: Done | None = None
+        self._stated = Statements(self._servers)
         self._tells_state = tells_state
-        self._newest_state: bytes | None = None
-        self._states: dict[Step, LocalState] = {}
-        """Local states that the coordinator has not confirmed."""
+        self._states = OwnStates()
         self._view = 0
         """The number of the view that names the homes of the shards, where they have second homes."""
         self._shards: tuple[TaskId, ...] = self._homes
@@ -173,15 +157,11 @@ class WorkerMachine:
         if event.step != self.step + 1 and not (self.may_lag and event.step == self._target > self.step):
             raise LocalProtocolError(f"{self.task} began step {event.step} after step {self.step}")
         self.step = event.step
-        # The rates of this step may come only with its seal; until then there are none, not those of the step before.
-        self._rates = ()
-        self._seal.clear()
+        self._stated.begin_step()
         self.norms.number = 0
         for bucket in self._buckets:
             bucket.edition, bucket.absent = -1, False
-        effects: list[Effect] = []
-        if event.rates:
-            effects += self._send_rates(event.rates)
+        effects = self._stated.state_rates(self.step, event.rates)
         if self.eager and self._is_first_to_deliver:
             effects += self._ask_for(self.step + 1, now)
         return effects
@@ -208,7 +188,7 @@ class WorkerMachine:
                 f"bucket {event.bucket} produced a gradient of step {event.step} from version {bucket.version}"
             )
         self._refuse_change(bucket, "produced again")
-        bucket.state = advance(HELD_BUCKET_TRANSITIONS, bucket.state, HeldBucketTrigger.PRODUCE)
+        bucket.go(HeldBucketTrigger.PRODUCE)
         bucket.edition += 1
         bucket.offers = 0
         self._journal.record(now, Happening.PRODUCED, event.step, event.bucket, bucket.server)
@@ -226,12 +206,10 @@ class WorkerMachine:
             bucket.absent = bucket.id in absent
             if bucket.absent and bucket.version == event.step:
                 self._refuse_change(bucket, "taken back")
-                bucket.state = advance(HELD_BUCKET_TRANSITIONS, bucket.state, HeldBucketTrigger.SKIP)
+                bucket.go(HeldBucketTrigger.SKIP)
         if self.norms.number and not any(clip.by_norm for clip in event.clip):
             self.norms.number += 1  # the question was given up: this is not the step that it was about
-        effects: list[Effect] = []
-        if event.rates:
-            effects += self._send_rates(event.rates)
+        effects = self._stated.state_rates(self.step, event.rates)
         if not self.eager or absent:
             effects += self._send_seals(event, absent)
         self._journal.record(now, Happening.SEALED, event.step)
@@ -244,7 +222,7 @@ class WorkerMachine:
         self.norms.number += 1
         effects = self._send_seals(event, absent)
         self._journal.record(now, Happening.REQUESTED, event.step, cause="the norm of the mean")
-        self.norms.ask(self._seal[self._coordinator], now)
+        self.norms.ask(self._stated.seals[self._coordinator], now)
         return effects
 
     def _on_state_taken(self, event: StateTaken) -> list[Effect]:
@@ -253,11 +231,9 @@ class WorkerMachine:
         return self._tell_state(LocalState(event.step, event.data, stuck=event.stuck)) if self._tells_state else []
 
     def _tell_state(self, state: LocalState) -> list[Effect]:
-        """What the next incarnation of this worker would need; most models have little, and many never change it."""
-        same = not state.stuck and state.data == self._newest_state
-        self._newest_state = None if state.stuck else state.data
-        self._states[state.step] = LocalState(state.step, b"", same=True) if same else state
-        return [Send(self._coordinator, self._states[state.step])] if self._servers[self._coordinator].linked else []
+        """What the next incarnation of this worker would need."""
+        said = self._states.add(state)
+        return [Send(self._coordinator, said)] if self._servers[self._coordinator].linked else []
 
     def _refuse_change(self, bucket: HeldBucket, how: str) -> None:
         """What has left may have been applied already, unless the servers wait for the seal."""
@@ -265,33 +241,12 @@ class WorkerMachine:
             raise LocalProtocolError(f"bucket {bucket.id} of step {self.step} was {how} after it may have been applied")
 
     def _send_seals(self, event: Sealed, absent: set[BucketId]) -> list[Effect]:
-        for peer in self._servers.values():
-            # Where a server may become the home of any bucket, it must know of all.
-            concerned = self._buckets if self._view else peer.buckets
-            self._seal[peer.id] = Seal(
-                self.step,
-                tuple(b.id for b in concerned if b.id in absent),
-                # A bucket that was taken back may be on its way, and may be produced anew after a question.
-                tuple(Edition(b.id, b.edition) for b in concerned if b.edition > (-1 if b.id in absent else 0)),
-                event.without,
-                event.void,
-                event.values,
-                event.occasion,
-                event.clip,
-                event.asks,
-                self.norms.number,
-                event.loops,
-            )
-        return [Send(peer.id, self._seal[peer.id]) for peer in self._servers.values() if peer.linked]
-
-    def _send_rates(self, rates: tuple[GroupRates, ...]) -> list[Effect]:
-        self._rates = rates
-        return [Send(peer.id, Rates(self.step, rates)) for peer in self._servers.values() if peer.linked]
+        # Where a server may become the home of any bucket, it must know of all.
+        return self._stated.seal(event, absent, self.norms.number, self._buckets if self._view else None)
 
     def _on_finished(self, event: Finished, now: float) -> list[Effect]:
-        self._done = Done(event.steps)
         self._journal.record(now, Happening.ENDED, event.steps, cause="this worker has finished")
-        return [Send(peer.id, self._done) for peer in self._servers.values() if peer.linked]
+        return self._stated.finish(event.steps)
 
     # -- asking for parameters --
 
@@ -326,7 +281,7 @@ class WorkerMachine:
             self._journal.record(now, Happening.DROPPED, event.version, event.bucket, event.peer, refusal)
             return [GiveBack(event.arrival)] if event.arrival else []
         bucket = self._buckets[event.bucket]
-        bucket.state = advance(HELD_BUCKET_TRANSITIONS, bucket.state, HeldBucketTrigger.ARRIVE)
+        bucket.go(HeldBucketTrigger.ARRIVE)
         bucket.version = event.version
         self._servers[bucket.server].awaited -= 1
         self._journal.record(now, Happening.ARRIVED, event.version, event.bucket, event.peer)
@@ -343,15 +298,11 @@ class WorkerMachine:
 
     def _start_if_possible(self, bucket: HeldBucket, now: float) -> list[Effect]:
         peer = self._servers[bucket.server]
-        if (
-            bucket.state is not HeldBucketState.PRODUCED
-            or bucket.busy
-            or not peer.linked
-            or peer.grant is None
-            or peer.open_step != self.step
-        ):
+        if bucket.state is not HeldBucketState.PRODUCED or bucket.busy:
             return []
-        bucket.state = advance(HELD_BUCKET_TRANSITIONS, bucket.state, HeldBucketTrigger.START)
+        if not peer.linked or peer.grant is None or peer.open_step != self.step:
+            return []
+        bucket.go(HeldBucketTrigger.START)
         bucket.busy, bucket.offered_at = True, now
         bucket.offers += 1
         self._journal.record(now, Happening.IN_FLIGHT, self.step, bucket.id, peer.id)
@@ -364,8 +315,8 @@ class WorkerMachine:
         bucket.busy = False
         if event.ok:
             self._journal.record(now, Happening.SENT, event.number, event.bucket, event.peer)
-        elif bucket.state is HeldBucketState.OFFERED and event.number == self.step:
-            bucket.state = advance(HELD_BUCKET_TRANSITIONS, bucket.state, HeldBucketTrigger.FAIL)
+        elif event.number == self.step:
+            bucket.fail()
         return self._start_if_possible(bucket, now)
 
     def _on_received(self, event: Received, now: float) -> list[Effect]:
@@ -416,10 +367,7 @@ class WorkerMachine:
     def _move(self, bucket: HeldBucket, home: TaskId) -> None:
         self._servers[bucket.server].buckets.remove(bucket)
         self._servers[home].buckets.append(bucket)
-        bucket.server, bucket.busy, bucket.offers = home, False, 0
-        delivered = bucket.state is HeldBucketState.CONFIRMED and bucket.edition >= 0 and not bucket.absent
-        if delivered or bucket.state is HeldBucketState.OFFERED:
-            bucket.state = advance(HELD_BUCKET_TRANSITIONS, bucket.state, HeldBucketTrigger.REHOME)
+        bucket.move(home)
 
     def _on_open(self, peer: ServerSide, message: Open, now: float) -> list[Effect]:
         if message.view < self._view:
@@ -437,8 +385,7 @@ class WorkerMachine:
         peer.open_step = message.step
         self._journal.record(now, Happening.REQUEST_SEEN, message.step, peer=peer.id)
         # The step before that was applied, so the one before it was committed, which required the states.
-        for known in [step for step in self._states if step < message.step]:
-            del self._states[known]
+        self._states.confirm_before(message.step)
         if message.step != self.step:
             return self._catch_up(now)
         self._note_what_it_has(peer, message, now)
@@ -447,23 +394,17 @@ class WorkerMachine:
     def _note_what_it_has(self, peer: ServerSide, message: Open, now: float) -> None:
         have = set(message.have)
         for bucket in peer.buckets:
-            if (
-                bucket.id in have
-                and bucket.edition == 0
-                and bucket.state in (HeldBucketState.PRODUCED, HeldBucketState.OFFERED)
-            ):
-                bucket.state = advance(HELD_BUCKET_TRANSITIONS, bucket.state, HeldBucketTrigger.CONFIRM)
+            is_open = bucket.state in (HeldBucketState.PRODUCED, HeldBucketState.OFFERED)
+            if is_open and bucket.id in have and bucket.edition == 0:
+                bucket.go(HeldBucketTrigger.CONFIRM)
             elif bucket.id not in have and bucket.state is HeldBucketState.OFFERED and not bucket.busy:
                 patience = RESEND_SECONDS * 2 ** (bucket.offers - 1)
                 if now - bucket.offered_at >= patience:
-                    bucket.state = advance(HELD_BUCKET_TRANSITIONS, bucket.state, HeldBucketTrigger.FAIL)
+                    bucket.go(HeldBucketTrigger.FAIL)
                     self._journal.record(now, Happening.REPEATED, self.step, bucket.id, peer.id, "asked for again")
 
     def _start_all(self, peer: ServerSide, now: float) -> list[Effect]:
-        effects: list[Effect] = []
-        for bucket in peer.buckets:
-            effects += self._start_if_possible(bucket, now)
-        return effects
+        return [effect for bucket in peer.buckets for effect in self._start_if_possible(bucket, now)]
 
     # -- links and time --
 
@@ -479,30 +420,19 @@ class WorkerMachine:
     def _statements(self, peer: ServerSide, now: float) -> list[Effect]:
         """All that this server must know about this worker. Idempotent, so it is sent again on every new link."""
         assert self._layout is not None
-        effects: list[Effect] = [self._pull(peer, now)]
-        if peer.grant is None:
-            effects.insert(0, Send(peer.id, self._layout))
-        if self._rates:
-            effects.append(Send(peer.id, Rates(self.step, self._rates)))
-        if peer.id in self._seal:
-            effects.append(Send(peer.id, self._seal[peer.id]))
-        if self._done is not None:
-            effects.append(Send(peer.id, self._done))
+        effects: list[Effect] = [Send(peer.id, self._layout)] if peer.grant is None else []
+        effects += [self._pull(peer, now), *self._stated.again(peer.id)]
         if peer.id == self._coordinator:
             effects += self.norms.on_link_up(now)
-            effects += [Send(peer.id, self._states[step]) for step in sorted(self._states)]
+            effects += [Send(peer.id, state) for state in self._states.unconfirmed()]
         return effects
 
     def _on_link_lost(self, event: LinkLost, now: float) -> list[Effect]:
         peer = self._servers.get(event.peer)
         if peer is None or not peer.linked:
             return []
-        peer.linked, peer.grant, peer.open_step, peer.early_open = False, None, INITIAL_STEP - 1, None
+        peer.lose_link()
         self._journal.record(now, Happening.LINK_LOST, peer=event.peer, cause=event.reason)
-        for bucket in peer.buckets:
-            bucket.busy = False
-            if bucket.state is HeldBucketState.OFFERED:
-                bucket.state = advance(HELD_BUCKET_TRANSITIONS, bucket.state, HeldBucketTrigger.FAIL)
         return []
 
     def _on_tick(self, now: float) -> list[Effect]:
@@ -520,7 +450,7 @@ class WorkerMachine:
             return True
         # Another server may owe a bucket because the coordinator has not received a state, and cannot commit.
         waiting = any(other.awaited for other in self._servers.values())
-        return waiting and bool(self._states) and peer.id == self._coordinator
+        return waiting and bool(self._states.unconfirmed()) and peer.id == self._coordinator
 
     def next_deadline(self) -> float | None:
         due = [peer.repeat_at for peer in self._servers.values() if self._needs(peer)]
@@ -544,21 +474,10 @@ class WorkerMachine:
                 continue
             missing = next(b for b in peer.buckets if b.version < self._target)
             key = TensorKey(peer.id, peer.incarnation, self.task, parameter_name(missing.id))
-            found.append(
-                Wait(
-                    self.task,
-                    peer.id,
-                    WaitKind.PARAMETER,
-                    self._target - 1,
-                    peer.since,
-                    peer.repeat_at,
-                    phrases.buckets_outstanding(phrases.requested(), peer.awaited)
-                    if peer.linked
-                    else phrases.not_connected(),
-                    key,
-                    missing.id,
-                )
-            )
+            outstanding = phrases.buckets_outstanding(phrases.requested(), peer.awaited)
+            state = outstanding if peer.linked else phrases.not_connected()
+            step, since, due = self._target - 1, peer.since, peer.repeat_at
+            found.append(Wait(self.task, peer.id, WaitKind.PARAMETER, step, since, due, state, key, missing.id))
         return found + self.norms.waits(self.task) + self.questions.waits(self.task, self.step)
 
     def snapshot(self) -> dict[str, object]:
@@ -584,8 +503,3 @@ class WorkerMachine:
             assert not (self._needs(peer) and peer.repeat_at <= 0), f"{peer.id}: a wait without a deadline"
         for bucket in self._buckets:
             assert bucket.version <= self._target, f"bucket {bucket.id} is ahead of what was asked for"
-
-
-def is_chief(task: TaskId) -> bool:
-    """Whether initial parameters and rates come from this task."""
-    return task == CHIEF
