@@ -555,7 +555,8 @@ class HomedServerMachine(ServerMachine):
         if ledger.state is not ServedBucketState.HANDED_ON:
             return []
         if handed.differs and handed.second is not None:
-            reason = Reason(Cause.DRIFTED, phrases.homes_differ(ledger.version), peer=str(self.task))
+            text = phrases.homes_differ(self.task, handed.second[0], ledger.version)
+            reason = Reason(Cause.HOMES_DIFFER, text, peer=str(self.task))
             return self._break(handed.second[0], reason, now)
         if self._waits_for_second(ledger.bucket) and handed.held <= ledger.version:
             return []
