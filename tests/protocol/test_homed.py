@@ -8,16 +8,18 @@ from dataclasses import replace
 import pytest
 
 from lockstep.protocol.coordinator.homed_coordinator import HomedCoordinator
-from lockstep.protocol.core.causes import Cause
-from lockstep.protocol.core.effects import CallAnswered, Effect, Send, SendVersion, Serve
+from lockstep.protocol.core.causes import Cause, Reason
+from lockstep.protocol.core.effects import Apply, CallAnswered, Effect, JobEnded, Send, SendVersion, Serve
 from lockstep.protocol.core.events import Calling, LinkUp, Received
 from lockstep.protocol.core.ids import Role, TaskId, server, worker
 from lockstep.protocol.core.journal import Journal
 from lockstep.protocol.core.messages import CallComplete, CallMade, CallOpen, CallPlace, Member, Pull, Question, View
 from lockstep.protocol.core.placement import Homes
+from lockstep.protocol.server import second_shard
 from lockstep.protocol.server.homed_machine import HomedServerMachine
 from lockstep.protocol.worker.caller_machine import CallerMachine
 from lockstep.sim.replicas.judged_world import JudgedWorld
+from lockstep.sim.replicas.stores import Stores
 from lockstep.sim.replicas.world import TICKET, ReplicaWorld
 
 
@@ -106,6 +108,27 @@ def test_a_job_that_has_lost_both_homes_ends_and_says_so() -> None:
     assert world.killed == [server(1), server(0)]
     outcomes = [task.ended for name, task in world.tasks.items() if task.alive]
     assert all(ended is not None and not ended.ok and ended.reason.cause is Cause.DEAD for ended in outcomes)
+
+
+def test_homes_that_made_something_else_of_the_same_gradients_end_the_job_everywhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Server 0 is the second home of server 1's shard, and makes another version 2 of one bucket."""
+    made = Stores._update
+
+    def drifts(self: Stores, name: TaskId, effect: Apply, mean: list[int]) -> None:
+        is_it = effect.in_background and name == server(0) and (effect.step, effect.bucket) == (1, moved)
+        made(self, name, effect, [mean[0] ^ 1] if is_it else mean)
+
+    monkeypatch.setattr(second_shard, "DIGEST_EVERY", 2)
+    monkeypatch.setattr(Stores, "_update", drifts)
+    world = ReplicaWorld(steps=4)
+    moved = next(bucket.id for bucket in world.plan.buckets if bucket.server == 1)
+    world.run()
+    said = "server 1 and server 0 made step 1 of the same gradients, and their bits differ"
+    reason = Reason(Cause.HOMES_DIFFER, f"{said}; which of the two is wrong is not known", peer=str(server(1)))
+    ended = JobEnded(False, str(server(0)), 1, reason)
+    assert {name: task.ended for name, task in world.tasks.items()} == dict.fromkeys(world.tasks, ended)
 
 
 def test_nothing_follows_from_a_decision_that_the_deputy_does_not_hold() -> None:

@@ -12,6 +12,7 @@ from lockstep.protocol.core.effects import BecameMember, JobEnded, Send, StillMi
 from lockstep.protocol.core.events import Broken, Finished, LinkLost, LinkUp, PeerGone, Tick
 from lockstep.protocol.core.ids import INITIAL_STEP, server, worker
 from lockstep.protocol.core.messages import Done, End, Failed, Lost, Member, MissingTask, Refused, Roster, View
+from lockstep.protocol.core.placement import Homes
 from lockstep.protocol.core.timing import HEADLESS_SECONDS, REPEAT_SECONDS
 from lockstep.protocol.member import MEMBER_PHASE_TRANSITIONS, MemberPhase, MemberPhaseTrigger
 from lockstep.protocol.phrases import waited_for
@@ -198,6 +199,18 @@ def test_the_late_end_of_a_former_coordinator_does_not_count_once_the_next_is_he
     assert rig.tell(GONE) == []
     rig.now += HEADLESS_SECONDS + 1
     assert rig.tell(Tick()) == [Send(PS, join_of(ME))]
+
+
+def test_the_late_end_of_a_former_server_does_not_count_once_its_next_incarnation_leads_the_job() -> None:
+    """It ended while the cluster formed; the next one was the deputy, and took over."""
+    rig = MemberRig(deputy=server(1))
+    rig.tell(LinkUp(server(1), 99))
+    members = (Member(str(server(1)), 99), Member(str(ME), life(ME)))
+    leads = Homes(1, 0, whole=False)
+    view = View(1, 2, members, INITIAL_STEP, shards=(leads, leads), decisions=(leads,))
+    rig.machine.follow(server(1), 99, view)
+    assert len(only(rig.hear(server(1), view), BecameMember)) == 1
+    assert rig.tell(PeerGone(server(1), because("was killed by signal 9"), life(server(1)))) == []
 
 
 @pytest.mark.parametrize("order", [(GONE, DEPUTY_GONE), (DEPUTY_GONE, GONE)], ids=["coordinator first", "deputy first"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from itertools import combinations
 
 import pytest
 
@@ -43,6 +44,17 @@ def one_kill(expected: RankWorld, first: int = 0, every: int = 1) -> Iterator[Ra
                 world.kills[moment] = leaves
                 world.keeps_last_words = words
                 yield world
+
+
+def every_pair(expected: RankWorld, first: int = 0, every: int = 1) -> Iterator[RankWorld]:
+    """Two kills at every two events of the run that nobody disturbs, each pair once, in one of eight ways."""
+    dice = random.Random(0)
+    ways = [(pair, dice.randrange(8)) for pair in combinations(expected.history, 2)]
+    for (one, other), way in ways[first::every]:
+        world = RankWorld(expected.seed, expected.shape.workers)
+        world.kills = {one: bool(way & 1), other: bool(way & 2)}
+        world.keeps_last_words = bool(way & 4)
+        yield world
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -101,3 +113,12 @@ def test_every_event_and_many_pairs(ranks: int) -> None:
                 world.kills[moment] = rng.random() < 0.5
             world.keeps_last_words = bool(number % 2)
             judged(world, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_every_pair_of_kills_of_two_ranks() -> None:
+    expected = calm(2)
+    for world in every_pair(expected):
+        judged(world, expected)

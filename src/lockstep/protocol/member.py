@@ -200,9 +200,10 @@ class MemberMachine:
         return []
 
     def _is_former_coordinator(self, event: PeerGone) -> bool:
-        """While the cluster forms: its end was noticed late, and this task is linked with the next one already."""
+        """Its end was noticed late: this task is linked with the next one already, which leads the job that it is in,
+        if it is in one."""
         is_it = event.peer == self.coordinator and event.incarnation not in (0, self._coordinator_life)
-        return is_it and self._linked and not self._view
+        return is_it and self._linked and self._lives.get(event.peer, self._coordinator_life) == self._coordinator_life
 
     def _on_peer_gone(self, event: PeerGone, now: float) -> list[Effect]:
         """Notify the coordinator. If it is the one that is gone, no task is left to decide, and the job ends here."""

@@ -336,5 +336,6 @@ def was_replaced(coordinator: TaskId) -> str:
     return plain(f"could not be reached, and the job goes on without it; {named(coordinator)} coordinates it")
 
 
-def homes_differ(step: int) -> str:
-    return plain(f"both homes of a shard made step {step} of the same gradients, and their bits differ")
+def homes_differ(home: TaskId, second: TaskId, step: int) -> str:
+    made = f"{named(home)} and {named(second)} made step {step} of the same gradients, and their bits differ"
+    return plain(f"{made}; which of the two is wrong is not known")

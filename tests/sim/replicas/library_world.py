@@ -70,8 +70,8 @@ class _Scripted(StepLoops):
 
 
 class LibraryWorld(JudgedWorld):
-    """Step 0 is clipped by a norm that workers wait for, 1 has buckets without gradients, 2 is clipped by a norm that
-    is known later, 3 is void, 4 publishes values."""
+    """Step 0 is clipped by a norm that workers wait for, 1 has buckets without gradients, and a parameter, 2 is clipped
+    by a norm that is known later, 3 is void, 4 publishes values."""
 
     eager = False
 
@@ -231,7 +231,9 @@ class LibraryWorld(JudgedWorld):
         rates = (GroupRates(("lr",), (0.1 / (step + 1),)),) if name == CHIEF else ()
         void, publishes = step == 3 and name.index == 1, step == 4
         occasion = "clipped" if clip else ""
-        self.handle(name, Sealed(step, absent, rates, (), void, publishes, state=None, clip=clip, occasion=occasion))
+        without = ((2, 3) if name == CHIEF else (3,)) if step == 1 else ()  # 3 has none on any worker
+        told = Sealed(step, absent, rates, without, void, publishes, state=None, clip=clip, occasion=occasion)
+        self.handle(name, told)
         if step == 1 and name != CHIEF:
             self._let_time_pass()
         yield from self._call(name, CallPlace(1, step, 1))

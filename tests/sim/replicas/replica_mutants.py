@@ -30,7 +30,7 @@ from lockstep.protocol.member import MemberMachine
 from lockstep.protocol.server.handing_on import HandingOn
 from lockstep.protocol.server.homed_machine import HomedServerMachine
 from lockstep.protocol.server.ledger import Ledger
-from lockstep.protocol.server.second_homes import Places
+from lockstep.protocol.server.second_homes import HandedBucket, Places
 from lockstep.protocol.server.second_shard import SecondShard
 from lockstep.protocol.server.step_norm import StepNorm
 from lockstep.protocol.task import TaskMachine
@@ -65,6 +65,9 @@ _RIGHT: dict[str, Callable[..., Any]] = {
     "holding": HandingOn.on_holding,
     "on_resolution": DeputyMachine._on_resolution,
     "copy": Stores.copy,
+    "begin": HandingOn.begin,
+    "peer_gone": MemberMachine._on_peer_gone,
+    "end": MemberMachine._end,
     "on_copy": SecondShard.on_copy,
 }
 
@@ -196,7 +199,51 @@ def second_home_says_too_soon_that_it_reads_no_more(self: HandingOn, ledger: Led
     return bool(_RIGHT["holding"](self, ledger, replace(said, reads=False)))
 
 
+def nobody_compares_homes(self: HandedBucket) -> bool:
+    return False
+
+
+def the_late_end_of_a_former_coordinator_counts(self: MemberMachine, event: PeerGone) -> bool:
+    return False
+
+
+def the_late_end_of_a_former_coordinator_counts_for_members(self: MemberMachine, event: PeerGone) -> bool:
+    is_it = event.peer == self.coordinator and event.incarnation not in (0, self._coordinator_life)
+    return is_it and self._linked and not self._view
+
+
+def the_loss_of_both_servers_ends_a_cluster_that_forms(
+    self: MemberMachine, event: PeerGone, now: float
+) -> list[Effect]:
+    """As it does in a job, where nobody is left that holds the decisions."""
+    self._view, view = self._view or 1, self._view
+    effects: list[Effect] = _RIGHT["peer_gone"](self, event, now)
+    self._view = view
+    return effects
+
+
+def nobody_goes_back(self: MemberMachine, *ending: Any, **told: Any) -> list[Effect]:
+    effects: list[Effect] = _RIGHT["end"](self, *ending, **(told | {"again": False}))
+    return effects
+
+
 # -- what programs of the library need --
+
+
+def parameters_without_gradients_are_not_handed_on(self: HandingOn, apply: Apply) -> Apply:
+    return _hands_on_other(self, apply, without=())
+
+
+def that_values_are_published_is_not_handed_on(self: HandingOn, apply: Apply) -> Apply:
+    return _hands_on_other(self, apply, values=False)
+
+
+def _hands_on_other(self: HandingOn, apply: Apply, **other: Any) -> Apply:
+    made: Apply = _RIGHT["begin"](self, apply)
+    handed = self._handed[apply.bucket]
+    assert handed.update is not None
+    handed.update = replace(handed.update, **other)
+    return made
 
 
 def answers_to_calls_are_told_before_they_are_held(self: HomedCoordinator) -> Resolution | None:
@@ -268,6 +315,18 @@ MUTANTS = (
     ReplicaMutant(HomedServerMachine, "_has_to_make_before", takes_over_in_the_middle_of_an_update),
     ReplicaMutant(HandingOn, "on_link_lost", means_are_overwritten_after_a_cut, Part.CUT),
     ReplicaMutant(HandingOn, "on_holding", second_home_says_too_soon_that_it_reads_no_more, Part.CUT),
+    ReplicaMutant(HandedBucket, "differs", property(nobody_compares_homes), Part.DRIFT),
+    ReplicaMutant(MemberMachine, "_is_former_coordinator", the_late_end_of_a_former_coordinator_counts, Part.FORMING),
+    ReplicaMutant(
+        MemberMachine,
+        "_is_former_coordinator",
+        the_late_end_of_a_former_coordinator_counts_for_members,
+        Part.FORMING,
+    ),
+    ReplicaMutant(MemberMachine, "_on_peer_gone", the_loss_of_both_servers_ends_a_cluster_that_forms, Part.FORMING),
+    ReplicaMutant(MemberMachine, "_end", nobody_goes_back, Part.SAVE_TWO),
+    ReplicaMutant(HandingOn, "begin", parameters_without_gradients_are_not_handed_on, Part.LIBRARY),
+    ReplicaMutant(HandingOn, "begin", that_values_are_published_is_not_handed_on, Part.LIBRARY),
     ReplicaMutant(HomedCoordinator, "_resolution", answers_to_calls_are_told_before_they_are_held, Part.LIBRARY),
     ReplicaMutant(DeputyMachine, "_on_call", deputy_forgets_calls, Part.LIBRARY),
     ReplicaMutant(StepNorm, "partial_by_shard", norms_are_added_up_by_server, Part.LIBRARY),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
-from itertools import chain
+from itertools import chain, islice
 
 import pytest
 
@@ -22,11 +22,14 @@ from .replica_mutants import MUTANTS, ReplicaMutant
 from .searches import (
     AgainWorld,
     Calm,
+    ComparingWorld,
     LibraryAgainWorld,
     again_and_again,
     calm_run,
     cut_servers,
+    drifts,
     judged,
+    kills_while_forming,
     late_kills,
     one_kill,
     search,
@@ -34,7 +37,9 @@ from .searches import (
 )
 
 
-@pytest.mark.parametrize(("kind", "stride"), [(JudgedWorld, 17), (SavingWorld, 17), (LibraryWorld, 23)])
+@pytest.mark.parametrize(
+    ("kind", "stride"), [(JudgedWorld, 17), (SavingWorld, 17), (ComparingWorld, 41), (LibraryWorld, 23)]
+)
 def test_any_task_is_killed_at_any_event(kind: type[JudgedWorld], stride: int) -> None:
     calm = calm_run(kind)
     for world in one_kill(calm, kind, 3, stride):
@@ -67,6 +72,27 @@ def test_a_worker_and_a_server_are_killed_at_the_same_time() -> None:
     ended = [world for world in two_kills(calm, random.Random(1), 24) if not judged(world, calm, may_end=True)]
     # Only the loss of both servers ends the job, and everybody knows why.
     assert all(set(world.killed) == {server(0), server(1)} for world in ended)
+
+
+def test_a_job_that_has_lost_both_homes_goes_back_to_its_checkpoint() -> None:
+    """Where it has none it must not: ``judged`` looks at that in every run."""
+    calm = calm_run(SavingWorld)
+    worlds = list(two_kills(calm, random.Random(1), 24, SavingWorld))
+    ended = [world for world in worlds if not judged(world, calm, may_end=True)]
+    assert ended
+    assert all(task.ended.again for world in ended for task in world.tasks.values() if task.alive and task.ended)
+
+
+def test_a_second_home_that_drifts_ends_the_job_whatever_it_drifts_in() -> None:
+    calm = calm_run()
+    for world in drifts():
+        assert not judged(world, calm)
+
+
+def test_servers_that_are_lost_while_the_cluster_forms_are_waited_for() -> None:
+    """With seed 3 a worker hears late of the end of a server's former incarnation, whose next one leads the job."""
+    for world, calm in islice(kills_while_forming(range(3, 4)), 0, None, 7):
+        assert judged(world, calm)
 
 
 def test_a_cut_that_heals_is_not_noticed() -> None:
@@ -131,14 +157,16 @@ def _judge_all(*runs: Iterable[tuple[JudgedWorld, Calm, bool]]) -> None:
 @pytest.mark.timeout(1800)
 def test_every_event() -> None:
     played = 0
-    for kind in (JudgedWorld, SavingWorld, LibraryWorld):
+    for kind in (JudgedWorld, SavingWorld, ComparingWorld, LibraryWorld):
         calm = calm_run(kind)
         for world in one_kill(calm, kind, 0, 1):
             played += judged(world, calm)
+    for world, calm in kills_while_forming(range(4)):
+        played += judged(world, calm)
     calm = calm_run()
     for world in cut_servers(calm, 0, 1):
         played += judged(world, calm)
-    for kind in (JudgedWorld, LibraryWorld):
+    for kind in (JudgedWorld, SavingWorld, LibraryWorld):
         calm = calm_run(kind)
         for world in two_kills(calm, random.Random(0), 1000, kind):
             judged(world, calm, may_end=True)

@@ -42,7 +42,7 @@ def test_one_kill_is_not_noticed(saves: bool) -> None:
             assert set(tally.endings) == {"completed"}
 
 
-@pytest.mark.parametrize("first", [30, 80, 130])
+@pytest.mark.parametrize("first", [30, 80, 110])
 def test_two_kills_break_no_rule(first: int) -> None:
     for scenario in ways(SMALL):
         tally = search_two(scenario, first_kills(ReplicaTally(), scenario)[first], stride=19)
@@ -50,8 +50,10 @@ def test_two_kills_break_no_rule(first: int) -> None:
         assert not tally.broken, str(tally.broken[0][1])
 
 
-def test_both_homes_may_be_lost_only_while_the_job_says_that_it_has_no_replica() -> None:
-    scenario = replace(SMALL, servers_return=False)
+@pytest.mark.parametrize("saves", [False, True])
+def test_both_homes_may_be_lost_only_while_the_job_says_that_it_has_no_replica(saves: bool) -> None:
+    """With checkpoints all go back then, without nobody does."""
+    scenario = replace(SMALL, servers_return=False, saves=saves)
     formed = scenario.world()
     formed.run()
     middle = [event for task, event in formed.history[formed.formed_at :] if task == server(1)][10]

@@ -37,6 +37,8 @@ REMEDIES: Mapping[Cause, str] = MappingProxyType(
         Cause.STRAGGLER: "Compare that host with the others: other programs on it, its clock rate, its data.",
         Cause.DRIFTED: "Let every worker change its parameters in the same way: the same optimizer, options and "
         "schedule, and nothing that only one of them does, such as loading a file or editing a gradient.",
+        Cause.HOMES_DIFFER: "Compare the two servers that are named: their hosts' memory (dmesg -T, a memory test), "
+        "processors and torch. Then start again, from a checkpoint that is at least 50 steps older.",
         Cause.OUT_OF_STEP: "Look for what one worker leaves out and the others do not (continue, break, an exception "
         "that is caught), and for a worker with less data.",
         Cause.MISMATCH: "Start all tasks with the same program, model and settings.",

@@ -39,6 +39,7 @@ class Cause(StrEnum):
     STRAGGLER = "straggler"
     OUT_OF_STEP = "workers out of step or out of data"
     DRIFTED = "parameters differ between workers"
+    HOMES_DIFFER = "both homes of a shard differ"
     MISMATCH = "model, settings or version mismatch"
     WIRING = "host lists or task indices do not fit"
     STALE_INCARNATION = "stale incarnation"

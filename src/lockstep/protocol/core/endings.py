@@ -34,6 +34,7 @@ ENDS: Mapping[Cause, Ends] = MappingProxyType(
         Cause.DISK_FULL: Ends.AT_ONCE,
         Cause.OUT_OF_STEP: Ends.AT_ONCE,
         Cause.DRIFTED: Ends.AT_ONCE,
+        Cause.HOMES_DIFFER: Ends.AT_ONCE,
         Cause.MISMATCH: Ends.AT_ONCE,
         Cause.WIRING: Ends.AT_ONCE,
         Cause.STALE_INCARNATION: Ends.AT_ONCE,

@@ -19,7 +19,15 @@ from lockstep.protocol.core.events import BucketApplied, GradientArrived, Prepar
 from lockstep.protocol.core.ids import CHIEF, INITIAL_STEP, BucketId, ClusterShape, Step, TaskId
 from lockstep.protocol.core.journal import Happening, Journal
 from lockstep.protocol.core.messages import Done, GroupRates, Rates, Seal
-from lockstep.protocol.server.ledger import NO_GRADIENT, Arrival, Ledger, ServedBucketState, WorkerSide, sealed_edition
+from lockstep.protocol.server.ledger import (
+    NO_GRADIENT,
+    Arrival,
+    Ledger,
+    ServedBucketState,
+    ServedBucketTrigger,
+    WorkerSide,
+    sealed_edition,
+)
 from lockstep.protocol.server.seals import without_gradient
 from lockstep.protocol.server.server_machine import ServerMachine
 
@@ -172,7 +180,8 @@ class AsyncServerMachine(ServerMachine):
         if target is None:  # a worker has what was sent to it, and the end of that transfer is still on its way
             return []
         self._targets[ledger.bucket] = target
-        ledger.state = ServedBucketState.APPLYING
+        for trigger in (ServedBucketTrigger.COMPLETE, ServedBucketTrigger.APPLY):  # one worker's gradient is enough
+            ledger.go(trigger)
         worker, arrival = queue[0]
         step = self._steps[worker, ledger.bucket]
         self._journal.record(now, Happening.CONSUMED, step, ledger.bucket, worker)
@@ -184,7 +193,7 @@ class AsyncServerMachine(ServerMachine):
         if event.step == INITIAL_STEP:
             return super()._on_bucket_applied(event, now)
         ledger = self._ledgers[event.bucket]
-        ledger.state = ServedBucketState.COLLECTING
+        ledger.go(ServedBucketTrigger.APPLIED)
         self._slots[event.bucket] = self._targets[event.bucket]
         worker, _ = self._queues[event.bucket].popleft()
         side = self._workers[worker]

@@ -401,7 +401,8 @@ class HomedServerMachine(ServerMachine):
             return []
         differing = self._handing_on.differing(ledger.bucket)
         if differing is not None:
-            reason = Reason(Cause.DRIFTED, phrases.homes_differ(ledger.version), peer=str(self.task))
+            text = phrases.homes_differ(self.task, differing, ledger.version)
+            reason = Reason(Cause.HOMES_DIFFER, text, peer=str(self.task))
             return self._break(differing, reason, now)
         if not self._handing_on.is_held(ledger):
             return []

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from lockstep.protocol.coordinator.homed_coordinator import HomedCoordinator
 from lockstep.protocol.core.effects import Effect, Send, SendVersion
-from lockstep.protocol.core.ids import NOTHING_TO_APPLY, BucketId, TaskId
+from lockstep.protocol.core.ids import NOTHING_TO_APPLY, BucketId, JobId, TaskId
 from lockstep.protocol.core.messages import Commit, Resolution, View
 from lockstep.protocol.server.homed_machine import HomedServerMachine
 from lockstep.sim.violation import Rule
@@ -24,6 +24,7 @@ class Judge:
 
     def __init__(self, world: ReplicaWorld) -> None:
         self._world = world
+        self._job: JobId = 0
         self._views: dict[int, tuple[object, ...]] = {}
         self.committed = _NONE
         self.took_over = False
@@ -51,7 +52,12 @@ class Judge:
         self._world.must(is_once, Rule.APPLIED_TWICE, f"{name} made a version twice")
 
     def _judge_view(self, view: View) -> None:
-        """Two views never have the same number: two servers never both go on. And no commit is taken back."""
+        """Two views never have the same number: two servers never both go on. And no commit is taken back. If all is
+        lost that knew of a job before anybody began, the cluster forms again, for another job."""
+        if view.job != self._job:
+            is_first = self.committed == _NONE
+            self._world.must(is_first, Rule.COMMIT_TAKEN_BACK, "another job begins after a step was committed")
+            self._job, self._views = view.job, {}
         said = (view.shards, view.decisions, view.members)
         is_same = self._views.setdefault(view.number, said) == said
         self._world.must(is_same, Rule.DECISION_CHANGED, f"two views have the number {view.number}")

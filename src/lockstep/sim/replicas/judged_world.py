@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from lockstep.protocol.coordinator.homed_coordinator import HomedCoordinator
 from lockstep.protocol.core.causes import Cause, Reason
-from lockstep.protocol.core.effects import Effect, SaveShard, WriteCheckpoint
+from lockstep.protocol.core.effects import Effect, JobEnded, SaveShard, WriteCheckpoint
 from lockstep.protocol.core.events import CheckpointWritten, Event, LinkLost, PeerGone, ShardSaved
 from lockstep.protocol.core.ids import BucketId, Role, TaskId
 from lockstep.protocol.core.messages import Saved
@@ -71,6 +71,14 @@ class JudgedWorld(ReplicaWorld):
         if self.cut is not None and name == self.cut.one and self.tasks[name].events == self.cut.event:
             self._make_cut(self.cut)
         super().handle(name, event)
+
+    def judge_return(self, ends: Sequence[JobEnded]) -> None:
+        """Of a bad end: with checkpoints everybody goes back to the newest one, without nobody does. Nor does a job
+        that never began."""
+        began = all(end.reason.cause is not Cause.NEVER_STARTED for end in ends)
+        said = {end.again for end in ends}
+        wrong = f"the job has ended, and whether all go back: {said}"
+        self.must(said == {self.rules.returns and began}, Rule.BAD_END, wrong)
 
     # -- cuts --
 

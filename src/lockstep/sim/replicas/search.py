@@ -113,6 +113,7 @@ def _judged(world: JudgedWorld, scenario: ReplicaScenario) -> ReplicaRun:
         world.must(world.may_end, Rule.BAD_END, f"the job had a replica of everything, and ended: {'; '.join(reasons)}")
         is_told = all(not end.ok and end.reason.text for end in ends)
         world.must(is_told, Rule.NOT_TOLD, f"the job has ended, and not everybody knows why: {'; '.join(reasons)}")
+        world.judge_return(ends)
     else:
         numbers, saved = undisturbed(replace(scenario, seed=0, kills=()))
         world.must(world.numbers() == numbers, Rule.NOT_REPEATED, "the last numbers are others")

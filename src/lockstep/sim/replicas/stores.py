@@ -105,10 +105,11 @@ class Stores:
             wrong = f"{name} makes step {effect.step} of version {base}"
             self._world.must(base == effect.step, Rule.UNKNOWN_VERSION, wrong)
             if mean:
-                moved = mixed(memory.momentum.get(effect.bucket, 0), mean, effect.rates)
+                moved = mixed(memory.momentum.get(effect.bucket, 0), mean, effect.rates, effect.without)
                 memory.momentum[effect.bucket] = moved
                 value = mixed(value, moved)
         memory.slots[effect.bucket, effect.to_slot] = (effect.step + 1, value)
-        self._world.handle(name, BucketApplied(effect.bucket, effect.step))
+        digest = str(mixed(value, memory.momentum.get(effect.bucket, 0))) if effect.digests else ""
+        self._world.handle(name, BucketApplied(effect.bucket, effect.step, digest))
         for number in effect.arrivals:
             memory.give_back(number)

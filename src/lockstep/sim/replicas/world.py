@@ -145,7 +145,10 @@ class ReplicaWorld:
         self.lives += 1
         journal, shape = Journal(), self.shape
         join = Join(str(task), self.lives, "host", 1, (Setting("optimizer", "sgd"),))
-        member = MemberMachine(task, shape.coordinator, join, self.now + 300.0, journal, self.now, deputy=server(1))
+        until, returns = self.now + 300.0, self.rules.returns
+        member = MemberMachine(
+            task, shape.coordinator, join, until, journal, self.now, returns=returns, deputy=server(1)
+        )
         coordinator: CoordinatorMachine | None = None
         deputy: DeputyMachine | None = None
         role: HomedServerMachine | WorkerMachine
@@ -155,7 +158,7 @@ class ReplicaWorld:
         else:
             role = WorkerMachine(task, shape, journal, eager=self.eager, tells_state=True)
         if task == shape.coordinator:
-            coordinator = HomedCoordinator(shape, 77, journal, self.now, rules=self.rules)
+            coordinator = HomedCoordinator(shape, self.lives, journal, self.now, rules=self.rules)
         machine = TaskMachine(self.lives, member, (role,), coordinator, journal, deputy)
         self.tasks[task] = ReplicaTask(machine, events=self.tasks[task].events if task in self.tasks else 0)
         self.put(("start", task), partial(self._start, task))
