@@ -18,7 +18,7 @@ from lockstep.protocol.server import second_shard
 from lockstep.sim.replicas.judged_world import Cut, JudgedWorld
 from lockstep.sim.replicas.search import SavingWorld
 from lockstep.sim.replicas.stores import Stores
-from lockstep.sim.replicas.world import MOST_EVENTS, Moment
+from lockstep.sim.replicas.world import Moment
 from lockstep.sim.violation import Rule
 
 from .library_world import STEPS, LibraryWorld
@@ -30,7 +30,7 @@ LATER: set[object] = {("later", server(0)), ("later", server(1))}
 class ComparingWorld(JudgedWorld):
     """Both homes compare what they make in every second step, not in every fiftieth."""
 
-    def run(self, limit: int = MOST_EVENTS) -> None:
+    def run(self, limit: int | None = None) -> None:
         with patch.object(second_shard, "DIGEST_EVERY", 2):
             super().run(limit)
 
