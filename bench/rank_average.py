@@ -35,7 +35,7 @@ from lockstep.protocol.core.messages import Layout, ParameterEntry
 from lockstep.protocol.core.plan import Plan, make_plan
 from lockstep.runtime.monitor.reporter import TaskReporter
 from lockstep.runtime.startup.cluster import ClusterSpec
-from lockstep.runtime.task.node import NodeConfig
+from lockstep.runtime.task.node_config import NodeConfig
 from lockstep.runtime.task.rank_node import RankNode
 from lockstep.training.server.mean_store import MEAN, MeanStore
 from lockstep.training.tensors import as_tensor

@@ -19,7 +19,8 @@ from lockstep.runtime.monitor.reporter import TaskReporter
 from lockstep.runtime.startup.cluster import ClusterSpec
 from lockstep.runtime.task.end_guard import GiveUp
 from lockstep.runtime.task.failures import failure_of
-from lockstep.runtime.task.node import Node, NodeConfig
+from lockstep.runtime.task.node import Node
+from lockstep.runtime.task.node_config import NodeConfig
 from lockstep.runtime.task.outcome import JobEndedError
 from lockstep.runtime.task.rank_node import RankNode
 from lockstep.runtime.task.server_node import MakeStore, ServerNode

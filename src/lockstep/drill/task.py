@@ -38,7 +38,7 @@ from lockstep.runtime.checkpoint.tensor_file import NamedTensor
 from lockstep.runtime.monitor.reporter import TaskReporter
 from lockstep.runtime.startup.cluster import DEFAULT_PROTOCOL, ClusterSpec
 from lockstep.runtime.task.failures import failure_of, told_to_monitor
-from lockstep.runtime.task.node import NodeConfig
+from lockstep.runtime.task.node_config import NodeConfig
 from lockstep.runtime.task.outcome import JobEndedError, Outcome
 from lockstep.runtime.task.rank_node import RankNode
 from lockstep.runtime.task.server_node import ServerNode
@@ -215,10 +215,10 @@ def _run(plan: TaskPlan, reporter: TaskReporter, dumps: list[Callable[[str], Non
         time.sleep(plan.delay)
     if plan.id.role is Role.SERVER:
         server = ServerNode(_config(plan), PlainStore, say, reporter)
-        dumps.append(server.dump)
+        dumps.append(server.watchdog.dump)
         return _run_server(server)
     worker = _make_worker(plan, reporter)
-    dumps.append(worker.dump)
+    dumps.append(worker.watchdog.dump)
     return _run_worker(worker, plan)
 
 

@@ -10,7 +10,7 @@ from lockstep.terminal import say
 if TYPE_CHECKING:
     from lockstep.runtime.monitor.reporter import TaskReporter
     from lockstep.runtime.task.collective_node import CollectiveNode
-    from lockstep.runtime.task.node import NodeConfig
+    from lockstep.runtime.task.node_config import NodeConfig
     from lockstep.runtime.task.rank_node import RankNode
     from lockstep.runtime.task.worker_node import WorkerNode
     from lockstep.training.ranks.saving import SaveSlot

@@ -49,7 +49,7 @@ class CollectiveSide(Side):
         """Called every second, on the watchdog's thread: passes to ``summed`` what a device has finished meanwhile."""
         self.take: Take = _nothing_to_save
         """Called by the chief's training thread: what goes into a checkpoint of this version."""
-        self.saving = ShardSaving(node)
+        self.saving: ShardSaving = ShardSaving(node)
         self.main = node.main
         self._node = node
         self._plan: Plan | None = None
@@ -181,6 +181,9 @@ class CollectiveSide(Side):
 
     def wake(self) -> None:
         self._changed.set()
+
+    def beat(self) -> None:
+        self.before_look()
 
     def stop(self) -> None:
         self.saving.close()

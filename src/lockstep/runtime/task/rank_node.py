@@ -11,7 +11,8 @@ from lockstep.protocol.core.ids import BucketId, TaskId
 from lockstep.protocol.core.messages import Layout
 from lockstep.protocol.core.plan import Plan
 from lockstep.runtime.monitor.reporter import TaskReporter
-from lockstep.runtime.task.node import NodeConfig, Say
+from lockstep.runtime.task.node import Say
+from lockstep.runtime.task.node_config import NodeConfig
 from lockstep.runtime.task.share_side import MakeStore, ShareSide
 from lockstep.runtime.task.worker_node import WorkerNode
 from lockstep.transports.base import Loan

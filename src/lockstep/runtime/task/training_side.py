@@ -96,7 +96,7 @@ class TrainingSide(Side):
         """The newest ticket of each home for that, and of which link and version it is."""
         self._word: Step = INITIAL_STEP - 1
         self.reads_in_place = False
-        self._node = node
+        self._node, self._links = node, node.links
         self._config = config
         self._plan: Plan | None = None
         self._versions: list[int] = []
@@ -390,7 +390,7 @@ class TrainingSide(Side):
         nbytes = self._narrow.get(bucket.id, bucket.nbytes)
         if effect.peer == self._node.task:
             lent = self.gradients.buffer[bucket.arena_offset : bucket.arena_offset + nbytes]
-            self._node.lend_to_itself(note, effect.step, TensorKind.GRADIENT, lent)
+            self._links.lend_to_itself(note, effect.step, TensorKind.GRADIENT, lent)
             return
         connection = self._node.peers[effect.peer].connection
         if connection is not None:
@@ -400,8 +400,8 @@ class TrainingSide(Side):
 
     def _send_pull(self, effect: SendPull) -> None:
         if effect.peer == self._node.task:
-            self._node.say_to_itself(
-                Pull(effect.version, effect.have, self._node.own_ticket(), in_place=True, view=effect.view)
+            self._links.say_to_itself(
+                Pull(effect.version, effect.have, self._links.own_ticket(), in_place=True, view=effect.view)
             )
             return
         connection = self._node.peers[effect.peer].connection

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from lockstep.protocol.core.plan import Plan
 from lockstep.runtime.monitor.reporter import TaskReporter
-from lockstep.runtime.task.node import Node, NodeConfig, Say
+from lockstep.runtime.task.node import Node, Say
+from lockstep.runtime.task.node_config import NodeConfig
 from lockstep.runtime.task.share_side import MakeStore, ShareSide
 from lockstep.runtime.task.training_side import TrainingSide
 from lockstep.transports.base import Region

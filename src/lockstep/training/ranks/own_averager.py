@@ -169,7 +169,7 @@ class OwnAverager:
     def leave(self, steps: Step) -> None:
         self._node.finish(steps)
         if self._node.share is not None:
-            self._node.share.tell_unsaved()
+            self._node.share.saving.tell_unsaved()
 
     def close(self) -> None:
         """The memory is the node's, which frees it."""
