@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from lockstep.runtime.monitor.reporter import TaskReporter
     from lockstep.runtime.task.collective_node import CollectiveNode
     from lockstep.runtime.task.node_config import NodeConfig
-    from lockstep.runtime.task.rank_node import RankNode
     from lockstep.runtime.task.worker_node import WorkerNode
     from lockstep.training.ranks.saving import SaveSlot
 
@@ -30,22 +29,23 @@ def carrier_of(backend: str | None) -> str:
 
 def make_node(
     config: NodeConfig, reporter: TaskReporter, carrier: str, save_slot: SaveSlot
-) -> WorkerNode | RankNode | CollectiveNode:
+) -> WorkerNode | CollectiveNode:
     """Only what this one needs is imported. ``carrier``: empty where servers hold the parameters."""
     if not carrier:
         from lockstep.runtime.task.worker_node import WorkerNode
 
         return WorkerNode(config, say, reporter)
     if carrier == OWN:
-        from lockstep.runtime.task.rank_node import RankNode
+        from lockstep.runtime.task.worker_node import WorkerNode
         from lockstep.training.server.mean_store import MeanStore, OwnGradients
 
         def make_store() -> MeanStore:
+            assert rank.means is not None
             # Of ranks that come back, gradients stay what they are until all have their means.
-            own = None if rank.rules.ranks_return else OwnGradients(rank.task, rank.replaced_here)
+            own = None if rank.rules.ranks_return else OwnGradients(rank.task, rank.means.replaced_here)
             return MeanStore(save=save_slot, answer=save_slot.answer, own=own)
 
-        rank = RankNode(config, make_store, say, reporter)
+        rank = WorkerNode(config, say, reporter, make_store)
         rank.on_save = save_slot.expect
         return rank
     from lockstep.runtime.task.collective_node import CollectiveNode

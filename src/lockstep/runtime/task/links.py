@@ -89,6 +89,10 @@ class Links:
             keeper.returning = returning
             keeper.start()
 
+    def up(self) -> list[TaskId]:
+        """The tasks with which a link is up."""
+        return [task for task, keeper in self.peers.items() if keeper.linked]
+
     def hang_up(self) -> None:
         """Close all links."""
         for keeper in self.peers.values():

@@ -1,4 +1,4 @@
-"""A worker: a node that trains. Without servers it also has a share of the buckets (``rank_node.py``)."""
+"""A worker: a node that trains. Without servers it is a rank: it also has a share of the buckets, and reads means."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from lockstep.protocol.core.plan import Plan
 from lockstep.runtime.monitor.reporter import TaskReporter
 from lockstep.runtime.task.node import Node, Say
 from lockstep.runtime.task.node_config import NodeConfig
+from lockstep.runtime.task.rank_means import RankMeans
 from lockstep.runtime.task.share_side import MakeStore, ShareSide
 from lockstep.runtime.task.training_side import TrainingSide
 from lockstep.transports.base import Region
@@ -14,10 +15,13 @@ from lockstep.transports.base import Region
 class WorkerNode(Node):
     """One worker of the cluster. What its training thread calls is described in ``training_side.py``."""
 
+    means: RankMeans | None = None
+    """What a rank reads instead of parameters."""
+
     def __init__(
         self, config: NodeConfig, say: Say, reporter: TaskReporter, make_store: MakeStore | None = None
     ) -> None:
-        """``make_store``: what makes the versions of its share of the buckets, if it has one."""
+        """``make_store``: makes the versions of its share of the buckets, if it is a rank."""
         super().__init__(config, say, reporter)
         self.training = side = TrainingSide(self)
         self.allocate, self.use, self.announce = side.allocate, side.use, side.announce
@@ -31,6 +35,7 @@ class WorkerNode(Node):
             self._compose(side)
         else:
             self.share = ShareSide(self, make_store)
+            self.means = RankMeans(side, ranks_return=self.rules.ranks_return)
             self._compose(side, self.share)
 
     @property
