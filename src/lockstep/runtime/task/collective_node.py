@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from lockstep.protocol.core.activity import TaskPhase
 from lockstep.protocol.core.plan import Plan
 from lockstep.runtime.monitor.reporter import TaskReporter
 from lockstep.runtime.task.collective_side import CollectiveSide
@@ -36,15 +35,6 @@ class CollectiveNode(Node):
     def plan(self) -> Plan | None:
         return self.reducing.plan
 
-    @property
-    def keeps_state(self) -> bool:
-        return self.reducing.keeps_state
-
-    @property
-    def saves(self) -> bool:
-        """Whether the job writes checkpoints while it runs."""
-        return self.rules.saves
-
     def look_with(self, before_look: Callable[[], None]) -> None:
         """Called every second: passes to ``summed`` what a device has finished meanwhile."""
         self.reducing.before_look = before_look
@@ -52,7 +42,3 @@ class CollectiveNode(Node):
     def save_with(self, take: Take) -> None:
         """Called on the chief's training thread: what goes into a checkpoint."""
         self.reducing.take = take
-
-    def phase(self, phase: TaskPhase) -> None:
-        """Report to the monitor where the training loop is."""
-        self.reporter.phase(phase)

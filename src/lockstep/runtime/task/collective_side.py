@@ -62,11 +62,6 @@ class CollectiveSide(Side):
     def plan(self) -> Plan | None:
         return self._plan
 
-    @property
-    def keeps_state(self) -> bool:
-        """Whether the local state of every step must be told."""
-        return self._node.rules.keeps_states
-
     # -- called by the training thread --
 
     def prepare(self, plan: Plan) -> None:

@@ -261,6 +261,20 @@ class Node:
         # While a worker joins, it may be another incarnation of one that the running job waits for.
         return task.role is Role.SERVER and self.rules.takes_back and self.forming
 
+    @property
+    def saves(self) -> bool:
+        """Whether the job writes checkpoints while it runs."""
+        return self.rules.saves
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether the local state of every step must be told, for the next incarnation of this worker."""
+        return self.rules.keeps_states
+
+    def phase(self, phase: TaskPhase) -> None:
+        """Report to the monitor where the training loop is."""
+        self.reporter.phase(phase)
+
     def start_facts(self) -> StartFacts:
         """What this task was started with."""
         return start_facts(self.config.cluster, self.config.version, self.config.settings)

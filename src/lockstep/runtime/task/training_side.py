@@ -116,11 +116,6 @@ class TrainingSide(Side):
         """How many questions for a norm were answered, and the last answer. Never more than one is open."""
 
     @property
-    def keeps_state(self) -> bool:
-        """Whether each seal must carry the local state, for the next incarnation of this worker."""
-        return self._node.rules.keeps_states
-
-    @property
     def plan(self) -> Plan | None:
         return self._plan
 
@@ -333,10 +328,6 @@ class TrainingSide(Side):
         outcome = self._node.wait_until_ended()
         if not outcome.ok:
             self._node.raise_if_ended()
-
-    def phase(self, phase: TaskPhase) -> None:
-        """Report to the monitor where the training loop is."""
-        self._node.reporter.phase(phase)
 
     # -- the loop's thread --
 

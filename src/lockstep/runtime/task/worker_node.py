@@ -27,7 +27,7 @@ class WorkerNode(Node):
         self.allocate, self.use, self.announce = side.allocate, side.use, side.announce
         self.offer_initial, self.begin_step, self.produced = side.offer_initial, side.begin_step, side.produced
         self.tell_begun, self.enter_step, self.seal = side.tell_begun, side.enter_step, side.seal
-        self.tell_state, self.finish, self.phase = side.tell_state, side.finish, side.phase
+        self.tell_state, self.finish = side.tell_state, side.finish
         self.wait_version, self.wait_buckets, self.has_version = side.wait_version, side.wait_buckets, side.has_version
         self.ask, self.wait_norm, self.blocked, self.memory = side.ask, side.wait_norm, side.blocked, side.memory
         self.home_of = side.home_of
@@ -53,12 +53,3 @@ class WorkerNode(Node):
     @property
     def reads_in_place(self) -> bool:
         return self.training.reads_in_place
-
-    @property
-    def keeps_state(self) -> bool:
-        return self.training.keeps_state
-
-    @property
-    def saves(self) -> bool:
-        """Whether the job writes checkpoints while it runs."""
-        return self.rules.saves
