@@ -35,8 +35,8 @@ from lockstep.protocol.core.messages import Layout, ParameterEntry
 from lockstep.protocol.core.plan import Plan, make_plan
 from lockstep.runtime.monitor.reporter import TaskReporter
 from lockstep.runtime.startup.cluster import ClusterSpec
-from lockstep.runtime.task.node import NodeConfig
-from lockstep.runtime.task.rank_node import RankNode
+from lockstep.runtime.task.node_config import NodeConfig
+from lockstep.runtime.task.worker_node import WorkerNode
 from lockstep.training.server.mean_store import MEAN, MeanStore
 from lockstep.training.tensors import as_tensor
 
@@ -54,19 +54,21 @@ class OwnRank:
         reporter = TaskReporter.none()
         self._front = Front(worker(rank), hosts[rank], reporter)
         config = NodeConfig(cluster=spec.for_task(worker(rank)), settings=())
-        self.node = RankNode(config, MeanStore, lambda text: print(text, file=sys.stderr), reporter)
+        self.node = WorkerNode(config, lambda text: print(text, file=sys.stderr), reporter, MeanStore)
         self.plan = _plan(options)
         self.node.start()
         self.node.wait_until_member()
         layout = Layout(self.plan.hash, self.plan.bucket_bytes, self.plan.parameters, (MEAN,))
-        self.node.prepare(self.plan, layout)
+        assert self.node.means is not None
+        self.means = self.node.means
+        self.means.prepare(self.plan, layout)
         assert self.node.gradients is not None
         self._arena = as_tensor(self.node.gradients.buffer[: self.plan.arena_bytes], torch.float32)
         self._arena.fill_(rank)
         if self.node.task == CHIEF:
             self.node.offer_initial()
         self.node.wait_version(0)
-        self.node.release_means()
+        self.means.release()
 
     def step(self, step: int) -> None:
         node = self.node
@@ -76,8 +78,8 @@ class OwnRank:
         node.seal(step)
         node.wait_version(step + 1)
         for bucket in self.plan.buckets:
-            node.mean(bucket.id)
-        node.release_means()
+            self.means.of(bucket.id)
+        self.means.release()
 
     def close(self, steps: int) -> None:
         self.node.finish(steps)

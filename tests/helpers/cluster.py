@@ -19,9 +19,9 @@ from lockstep.runtime.monitor.reporter import TaskReporter
 from lockstep.runtime.startup.cluster import ClusterSpec
 from lockstep.runtime.task.end_guard import GiveUp
 from lockstep.runtime.task.failures import failure_of
-from lockstep.runtime.task.node import Node, NodeConfig
+from lockstep.runtime.task.node import Node
+from lockstep.runtime.task.node_config import NodeConfig
 from lockstep.runtime.task.outcome import JobEndedError
-from lockstep.runtime.task.rank_node import RankNode
 from lockstep.runtime.task.server_node import MakeStore, ServerNode
 from lockstep.runtime.task.worker_node import WorkerNode
 from lockstep.runtime.watch.watchdog import WatchSettings
@@ -158,7 +158,7 @@ def in_process_cluster(
             reporter = TaskReporter.none()
             fronts.append(Front(task, spec.address_of(task), reporter))
             if not shape.servers:
-                cluster.workers.append(RankNode(config, make_store, cluster.said.append, reporter))
+                cluster.workers.append(WorkerNode(config, cluster.said.append, reporter, make_store))
             elif task in shape.server_ids():
                 cluster.servers.append(ServerNode(config, make_store, cluster.said.append, reporter))
             else:

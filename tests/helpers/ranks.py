@@ -15,7 +15,7 @@ from lockstep.protocol.core.ids import worker
 from lockstep.runtime.monitor.reporter import TaskReporter
 from lockstep.runtime.startup.cluster import ClusterSpec
 from lockstep.runtime.task.collective_node import CollectiveNode
-from lockstep.runtime.task.node import NodeConfig
+from lockstep.runtime.task.node_config import NodeConfig
 from lockstep.training.ranks.group import MeetingPoint, WorkerGroup
 from lockstep.training.ranks.layout import RankLayout, lay_out
 from lockstep.training.ranks.listening import serve_store

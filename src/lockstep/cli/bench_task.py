@@ -27,7 +27,7 @@ from lockstep.runtime.garbage import spared_collector
 from lockstep.runtime.monitor.reporter import TaskReporter
 from lockstep.runtime.monitor.task_process import NO_FORMER_LIFE, FormerLife
 from lockstep.runtime.reading_process import InputLost
-from lockstep.runtime.task.node import NodeConfig
+from lockstep.runtime.task.node_config import NodeConfig
 from lockstep.runtime.task.outcome import JobEndedError, Outcome
 from lockstep.runtime.task.signals import TaskSignals
 from lockstep.runtime.watch.watchdog import WatchSettings

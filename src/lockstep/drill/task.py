@@ -38,9 +38,8 @@ from lockstep.runtime.checkpoint.tensor_file import NamedTensor
 from lockstep.runtime.monitor.reporter import TaskReporter
 from lockstep.runtime.startup.cluster import DEFAULT_PROTOCOL, ClusterSpec
 from lockstep.runtime.task.failures import failure_of, told_to_monitor
-from lockstep.runtime.task.node import NodeConfig
+from lockstep.runtime.task.node_config import NodeConfig
 from lockstep.runtime.task.outcome import JobEndedError, Outcome
-from lockstep.runtime.task.rank_node import RankNode
 from lockstep.runtime.task.server_node import ServerNode
 from lockstep.runtime.task.store import Done, Found, StoreTimes
 from lockstep.runtime.task.worker_node import WorkerNode
@@ -215,17 +214,17 @@ def _run(plan: TaskPlan, reporter: TaskReporter, dumps: list[Callable[[str], Non
         time.sleep(plan.delay)
     if plan.id.role is Role.SERVER:
         server = ServerNode(_config(plan), PlainStore, say, reporter)
-        dumps.append(server.dump)
+        dumps.append(server.watchdog.dump)
         return _run_server(server)
     worker = _make_worker(plan, reporter)
-    dumps.append(worker.dump)
+    dumps.append(worker.watchdog.dump)
     return _run_worker(worker, plan)
 
 
 def _make_worker(plan: TaskPlan, reporter: TaskReporter) -> WorkerNode:
     if plan.ps_hosts:
         return WorkerNode(_config(plan), say, reporter)
-    return RankNode(_config(plan), lambda: PlainStore(averages=True), say, reporter)
+    return WorkerNode(_config(plan), say, reporter, lambda: PlainStore(averages=True))
 
 
 def _run_server(node: ServerNode) -> int:
@@ -274,8 +273,8 @@ def train(node: WorkerNode, plan: TaskPlan) -> None:
     entries = parameters(plan)
     layout_plan = make_plan(entries, len(plan.ps_hosts or plan.worker_hosts), plan.bucket_bytes)
     layout = Layout(layout_plan.hash, plan.bucket_bytes, entries, ())
-    if isinstance(node, RankNode):
-        node.prepare(layout_plan, layout)
+    if node.means is not None:
+        node.means.prepare(layout_plan, layout)
     else:
         node.allocate(layout_plan)
         node.announce(layout)
@@ -291,8 +290,8 @@ def train(node: WorkerNode, plan: TaskPlan) -> None:
     with contextlib.closing(_input(node, plan)) as data:
         for step in range(steps):
             data.next()
-            if isinstance(node, RankNode):
-                node.release_means()
+            if node.means is not None:
+                node.means.release()
             node.begin_step(step, rates)
             _compute(node, plan, step, chance)
             for bucket in layout_plan.buckets:

@@ -7,7 +7,7 @@ import os
 from lockstep.errors import BadInput
 from lockstep.library.settings import Life
 from lockstep.runtime.monitor.door import Introduction, RunLink
-from lockstep.runtime.task.node import NodeConfig
+from lockstep.runtime.task.node_config import NodeConfig
 from lockstep.runtime.task.signals import TaskSignals
 from lockstep.security.chosen import is_insecure
 from lockstep.security.key import KEY_VARIABLE

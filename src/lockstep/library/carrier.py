@@ -11,8 +11,7 @@ if TYPE_CHECKING:
     from lockstep.library.training_way import JobOptions
     from lockstep.runtime.monitor.reporter import TaskReporter
     from lockstep.runtime.task.collective_node import CollectiveNode
-    from lockstep.runtime.task.node import NodeConfig
-    from lockstep.runtime.task.rank_node import RankNode
+    from lockstep.runtime.task.node_config import NodeConfig
     from lockstep.runtime.task.worker_node import WorkerNode
 
 
@@ -30,7 +29,7 @@ def carrier_of(backend: str | None) -> str:
 
 def make_node(
     config: NodeConfig, reporter: TaskReporter, carrier: str, options: JobOptions
-) -> WorkerNode | RankNode | CollectiveNode:
+) -> WorkerNode | CollectiveNode:
     """Only what this one needs is imported. ``carrier``: empty where servers hold the parameters."""
     save_slot = options.save_slot
     if not carrier:
@@ -38,20 +37,21 @@ def make_node(
 
         return WorkerNode(config, say, reporter)
     if carrier == OWN:
-        from lockstep.runtime.task.rank_node import RankNode
+        from lockstep.runtime.task.worker_node import WorkerNode
         from lockstep.training.server.mean_store import MeanStore, OwnGradients
         from lockstep.training.wire_format import WireFormat
 
         wire = WireFormat(options.wire_dtype)
 
         def make_store() -> MeanStore:
+            assert rank.means is not None
             # Of ranks that come back, gradients stay what they are until all have their means; in 16 bits they are not
             # where the program looks for the means.
             stays = rank.rules.ranks_return or wire.narrows
-            own = None if stays else OwnGradients(rank.task, rank.replaced_here)
+            own = None if stays else OwnGradients(rank.task, rank.means.replaced_here)
             return MeanStore(wire, save=save_slot, answer=save_slot.answer, own=own)
 
-        rank = RankNode(config, make_store, say, reporter)
+        rank = WorkerNode(config, say, reporter, make_store)
         rank.on_save = save_slot.expect
         return rank
     from lockstep.runtime.task.collective_node import CollectiveNode

@@ -11,7 +11,6 @@ from lockstep.protocol.core.causes import own_error
 from lockstep.protocol.core.ids import CHIEF, Step
 from lockstep.runtime.task.collective_node import CollectiveNode
 from lockstep.runtime.task.outcome import JobEndedError
-from lockstep.runtime.task.rank_node import RankNode
 from lockstep.runtime.task.worker_node import WorkerNode
 from lockstep.training.parameter_watch import NotFiniteParameter, ParameterWatch
 
@@ -19,9 +18,7 @@ from lockstep.training.parameter_watch import NotFiniteParameter, ParameterWatch
 class FiniteParameters:
     """The watch of one worker: the chief's, since all workers have the same parameters."""
 
-    def __init__(
-        self, node: WorkerNode | RankNode | CollectiveNode, parts: JobParts, named: Sequence[tuple[str, Tensor]]
-    ) -> None:
+    def __init__(self, node: WorkerNode | CollectiveNode, parts: JobParts, named: Sequence[tuple[str, Tensor]]) -> None:
         self._node = node
         self._parts = parts
         self._watch = ParameterWatch(named) if node.task == CHIEF else None

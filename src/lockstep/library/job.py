@@ -34,7 +34,6 @@ from lockstep.protocol.core.leaving import Departure
 from lockstep.runtime.garbage import spare_collector, use_collector
 from lockstep.runtime.task.collective_node import CollectiveNode
 from lockstep.runtime.task.outcome import JobEndedError
-from lockstep.runtime.task.rank_node import RankNode
 from lockstep.runtime.task.worker_node import WorkerNode
 from lockstep.training.kept_memory import keep_freed_memory
 
@@ -46,7 +45,7 @@ class Job:
 
     def __init__(
         self,
-        node: WorkerNode | RankNode | CollectiveNode,
+        node: WorkerNode | CollectiveNode,
         options: JobOptions,
         say: Say,
         on_close: Callable[[], None],
@@ -84,7 +83,9 @@ class Job:
             self._talk.barrier,
         )
         self._training: TrainingWay = (
-            RankTraining(node, parts) if isinstance(node, RankNode | CollectiveNode) else ServedTraining(node, parts)
+            ServedTraining(node, parts)
+            if isinstance(node, WorkerNode) and node.means is None
+            else RankTraining(node, parts)
         )
 
     # -- identity --

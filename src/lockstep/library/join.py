@@ -59,7 +59,7 @@ from lockstep.runtime.startup.own_name import with_own_address
 from lockstep.runtime.startup.pages import Pages
 from lockstep.runtime.startup.preflight import protocol_problems
 from lockstep.runtime.task.failures import told_to_monitor
-from lockstep.runtime.task.node import NodeConfig
+from lockstep.runtime.task.node_config import NodeConfig
 from lockstep.runtime.task.outcome import Outcome
 from lockstep.runtime.task.signals import TaskSignals
 from lockstep.security.chosen import choose, settle

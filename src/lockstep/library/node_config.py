@@ -19,7 +19,7 @@ from lockstep.protocol.coordinator.recovery import Beginning
 from lockstep.protocol.core.ids import CHIEF
 from lockstep.runtime.checkpoint.resuming import beginning_in
 from lockstep.runtime.startup.cluster import ClusterSpec
-from lockstep.runtime.task.node import NodeConfig
+from lockstep.runtime.task.node_config import NodeConfig
 from lockstep.runtime.watch.watchdog import WatchSettings
 from lockstep.terminal import say
 

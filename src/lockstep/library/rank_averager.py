@@ -13,7 +13,7 @@ from lockstep.protocol.core.ids import JobId
 from lockstep.protocol.core.messages import Setting
 from lockstep.runtime.startup.cluster import ClusterSpec
 from lockstep.runtime.task.collective_node import CollectiveNode
-from lockstep.runtime.task.rank_node import RankNode
+from lockstep.runtime.task.worker_node import WorkerNode
 from lockstep.training.ranks.averager import Averager
 from lockstep.training.ranks.group import STORE_SECONDS, MeetingPoint, WorkerGroup
 from lockstep.training.ranks.layout import RankLayout
@@ -24,7 +24,7 @@ from lockstep.transports.control.addresses import parse_address
 
 
 def make_averager(
-    node: RankNode | CollectiveNode,
+    node: WorkerNode | CollectiveNode,
     layout: RankLayout,
     device: torch.device,
     options: JobOptions,
@@ -32,7 +32,7 @@ def make_averager(
 ) -> Averager:
     """Our own transports if the node has a share of the buckets; otherwise NCCL if every rank has a GPU of its own, or
     gloo. ``untrained``: digests of what is not trained, which must be the chief's."""
-    if isinstance(node, RankNode):
+    if isinstance(node, WorkerNode):
         if device.type != "cpu":
             raise UsageError(
                 f"the model is on {device}, but this job's gradients travel between CPUs (backend='own'); give "

@@ -21,7 +21,7 @@ from lockstep.protocol.core.activity import Doing
 from lockstep.protocol.core.causes import own_error
 from lockstep.protocol.core.ids import INITIAL_STEP, Step, TaskId
 from lockstep.runtime.task.outcome import JobEndedError
-from lockstep.runtime.task.rank_node import RankNode
+from lockstep.runtime.task.worker_node import WorkerNode
 from lockstep.training.ranks.kept_versions import (
     BEFORE,
     MEANS,
@@ -42,7 +42,7 @@ Found = tuple[str, dict[str, Tensor]]
 class RankReturn:
     """One rank of a job whose ranks come back."""
 
-    def __init__(self, node: RankNode, trained: Sequence[Trained], optimizers: Sequence[OwnOptimizer]) -> None:
+    def __init__(self, node: WorkerNode, trained: Sequence[Trained], optimizers: Sequence[OwnOptimizer]) -> None:
         self._node = node
         self._parameters = [one.parameter for one in trained]
         self._optimizers = optimizers
@@ -70,7 +70,7 @@ class RankReturn:
 
     def _landed(self, version: int) -> Tensor:
         assert self._node.plan is not None
-        return as_tensor(self._node.landing(version).buffer[: self._node.plan.arena_bytes], torch.uint8)
+        return as_tensor(self._node.training.landing(version).buffer[: self._node.plan.arena_bytes], torch.uint8)
 
     # -- what this one asks for --
 
@@ -158,7 +158,7 @@ class RankReturn:
         with self._node.main.during(Doing.WAITING, f"another rank's {what}, version {version}"):
             while time.monotonic() < deadline:
                 self._node.raise_if_ended()
-                for peer in self._node.others:
+                for peer in self._node.links.up():
                     try:
                         if (found := self._fetch_from(peer, what, version, deadline)) is not None:
                             return found
@@ -171,15 +171,15 @@ class RankReturn:
 
     def _fetch_from(self, peer: TaskId, what: str, version: Step, deadline: float) -> Found | None:
         def in_vain() -> bool:
-            return peer not in self._node.others or time.monotonic() >= deadline
+            return peer not in self._node.links.up() or time.monotonic() >= deadline
 
-        sizes = self._node.ask_within(peer, what, question(version, SIZES), in_vain)
+        sizes = self._node.training.ask_within(peer, what, question(version, SIZES), in_vain)
         if not sizes:
             return None
         header, total = read_sizes(sizes)
         data = bytearray()
         while len(data) < total:
-            piece = self._node.ask_within(peer, what, question(version, len(data)), in_vain)
+            piece = self._node.training.ask_within(peer, what, question(version, len(data)), in_vain)
             if not piece:
                 return None
             data += piece

@@ -42,7 +42,7 @@ from lockstep.protocol.phrases import other_calls
 from lockstep.runtime import phrases
 from lockstep.runtime.task.collective_node import CollectiveNode
 from lockstep.runtime.task.outcome import JobEndedError
-from lockstep.runtime.task.rank_node import RankNode
+from lockstep.runtime.task.worker_node import WorkerNode
 from lockstep.training.bucket_size import rank_bucket_bytes
 from lockstep.training.copies import CopyAnswers, OwnHook
 from lockstep.training.ranks.averager import NO_STATISTICS_ON_CPUS, Averager, ModelsDiffer
@@ -58,7 +58,7 @@ from lockstep.training.worker.local_state import most_bytes
 class RankTraining:
     """One rank of a job without servers."""
 
-    def __init__(self, node: RankNode | CollectiveNode, parts: JobParts) -> None:
+    def __init__(self, node: WorkerNode | CollectiveNode, parts: JobParts) -> None:
         self._node = node
         self._parts = parts
         self._models: list[nn.Module] = []
@@ -130,7 +130,7 @@ class RankTraining:
                 averager.share_with_torch()
         except (ModelsDiffer, ValueError) as error:
             raise UsageError(str(error)) from None
-        if isinstance(self._node, RankNode) and isinstance(averager, OwnAverager) and self._node.rules.ranks_return:
+        if isinstance(self._node, WorkerNode) and isinstance(averager, OwnAverager) and self._node.rules.ranks_return:
             self._return = RankReturn(self._node, trained, self._optimizers)
             averager.come_back_with(self._return)
             self._parts.options.save_slot.kept = self._return.kept

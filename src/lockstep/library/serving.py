@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
 
     from lockstep.runtime.monitor.reporter import TaskReporter
-    from lockstep.runtime.task.node import NodeConfig
+    from lockstep.runtime.task.node_config import NodeConfig
     from lockstep.runtime.task.signals import TaskSignals
     from lockstep.runtime.task.store import ShardStore
 

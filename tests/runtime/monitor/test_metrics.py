@@ -158,11 +158,12 @@ def test_a_thousand_peers_are_a_few_series() -> None:
         (home,) = cluster.servers
         home.sampler.tally = tally = StepTally(home.task.role)
         tally._waited = {number: [worker(number), float(number)] for number in range(1000)}
-        home.peers |= {worker(number): home._make_keeper(worker(0)) for number in range(1, 1000)}
+        home.peers |= {worker(number): home.links._make_keeper(worker(0)) for number in range(1, 1000)}
         told = metrics_of(home)
         keeper = MetricsKeeper(record_of(os.getpid()), "", lambda _, __: metrics_json(home))
         text = keeper.text()
-        home.peers = {worker(0): home.peers[worker(0)]}
+        for number in range(1, 1000):
+            del home.peers[worker(number)]
     assert list(told["waited"])[:1] == [str(worker(999))]
     assert len(told["waited"]) == len(told["down"]) == MOST_PEERS
     assert value(text, "lockstep_links", state="none") == 999

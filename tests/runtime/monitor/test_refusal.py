@@ -24,7 +24,7 @@ from lockstep.runtime.startup.address_finding import AddressFinding, EndMemory, 
 from lockstep.runtime.startup.cluster import ClusterSpec
 from lockstep.runtime.startup.startup_progress import Board
 from lockstep.runtime.task.failures import told_to_monitor
-from lockstep.runtime.task.node import NodeConfig
+from lockstep.runtime.task.node_config import NodeConfig
 from lockstep.runtime.task.server_node import ServerNode
 from lockstep.transports.control.addresses import parse_address
 from lockstep.version import __version__

@@ -11,7 +11,7 @@ from lockstep.protocol.core.timing import ASK_AFTER_SECONDS
 from lockstep.runtime.monitor.reporter import TaskReporter
 from lockstep.runtime.startup.cluster import ClusterSpec
 from lockstep.runtime.task.discovery import ask_after
-from lockstep.runtime.task.node import NodeConfig
+from lockstep.runtime.task.node_config import NodeConfig
 from lockstep.runtime.task.worker_node import WorkerNode
 from lockstep.runtime.watch.status import STEPS_TO_KNOW
 from lockstep.runtime.watch.watchdog import WatchSettings

@@ -23,7 +23,7 @@ from lockstep.runtime.checkpoint.tensor_file import NamedTensor
 from lockstep.runtime.monitor.reporter import TaskReporter
 from lockstep.runtime.startup.cluster import ClusterSpec
 from lockstep.runtime.task.collective_node import CollectiveNode
-from lockstep.runtime.task.node import NodeConfig
+from lockstep.runtime.task.node_config import NodeConfig
 from lockstep.runtime.task.outcome import JobEndedError
 
 ENTRIES = (ParameterEntry("first", 16, "float32", 0), ParameterEntry("second", 16, "float32", 0))

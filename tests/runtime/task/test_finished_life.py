@@ -8,7 +8,7 @@ from helpers.ports import free_ports
 from lockstep.protocol.core.ids import worker
 from lockstep.runtime.monitor.reporter import TaskReporter
 from lockstep.runtime.startup.cluster import ClusterSpec
-from lockstep.runtime.task.node import NodeConfig
+from lockstep.runtime.task.node_config import NodeConfig
 from lockstep.runtime.task.outcome import JobEndedError
 from lockstep.runtime.task.worker_node import WorkerNode
 

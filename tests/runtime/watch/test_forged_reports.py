@@ -55,14 +55,14 @@ def test_the_watchdog_outlives_what_it_is_told(tmp_path: Path, monkeypatch: pyte
         node = cluster.workers[0]
         watchdog = next(one for one in threading.enumerate() if one.name == f"watchdog {node.task.short}")
         for data in WRONG.values():
-            assert node.report_received(server(0), Report(ReportKind.VERDICT, "", data))
+            assert node.links.report_received(server(0), Report(ReportKind.VERDICT, "", data))
         wait_until(lambda: sum("report" in line for line in cluster.said) >= len(WRONG), 10.0, "every report was read")
 
         def fail(_watchdog: Watchdog, _message: Report) -> None:
             raise TypeError("whatever a reader did not foresee")
 
         monkeypatch.setattr(Watchdog, "_told", fail)
-        node.report_received(server(0), Report(ReportKind.VERDICT, "", _changed()))
+        node.links.report_received(server(0), Report(ReportKind.VERDICT, "", _changed()))
         wait_until(lambda: any("did not foresee" in line for line in cluster.said), 10.0, "the error was said")
         assert watchdog.is_alive()
 
@@ -71,5 +71,5 @@ def test_a_report_of_another_task_than_the_coordinator_is_not_heard(tmp_path: Pa
     with in_process_cluster(ClusterShape(1, 2), PlainStore, run_folder=str(tmp_path)) as cluster:
         for node in cluster.nodes():
             for forged in (Report(ReportKind.VERDICT, "", _changed()), Printed(ReportKind.VERDICT, str(worker(0)))):
-                assert not node.report_received(worker(1), forged)
+                assert not node.links.report_received(worker(1), forged)
         assert not any("worker 1" in line and "stopped" in line for line in cluster.said)

@@ -90,7 +90,7 @@ def test_a_job_writes_to_nothing_that_another_user_has_planted(shared: Path, vic
         for folder in (f"lockstep-{number}", f"lockstep-{US}/{number}"):
             nobody_does(f"mkdir -p {folder}; ln -s {victim} {folder}/{EVENTS}", shared)
         cluster.run(work)
-        cluster.workers[0].dump("a test")
+        cluster.workers[0].watchdog.dump("a test")
         said = [text for text in cluster.said if text.startswith("the report and the journals are in ")]
     assert victim.read_text() == SECRET
     (where,) = {Path(text.rpartition(" ")[2]) for text in said}

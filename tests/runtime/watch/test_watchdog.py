@@ -29,6 +29,7 @@ from lockstep.runtime.task.outcome import JobEndedError
 from lockstep.runtime.task.worker_node import WorkerNode
 from lockstep.runtime.watch.kernel_tcp import count_by_host
 from lockstep.runtime.watch.reporting import EVENTS
+from lockstep.runtime.watch.snapshot import snapshot_of
 from lockstep.runtime.watch.stacks import whose_code
 from lockstep.runtime.watch.status import MainThread, Sampler
 from lockstep.runtime.watch.watchdog import WatchSettings
@@ -62,7 +63,7 @@ def test_a_snapshot_shows_links_waits_steps_and_the_training_thread(tmp_path: Pa
             done.set()
 
         cluster.run(look)
-        view = read_task(json.dumps(cluster.workers[1].snapshot()).encode())
+        view = read_task(json.dumps(snapshot_of(cluster.workers[1])).encode())
     assert view.task == str(worker(1))
     assert view.step == 19
     assert view.links[str(server(0))].path.startswith("gRPC stream to ")

@@ -18,7 +18,6 @@ from lockstep.protocol.core.messages import Layout, ParameterEntry, Ticket, Vers
 from lockstep.protocol.core.plan import Plan, make_plan
 from lockstep.runtime.task.connection import Connection
 from lockstep.runtime.task.outcome import JobEndedError
-from lockstep.runtime.task.rank_node import RankNode
 from lockstep.runtime.task.worker_node import WorkerNode
 from lockstep.training.server.mean_store import CHIEFS, MEAN, MeanStore, OwnGradients
 from lockstep.training.tensors import as_tensor, torch_dtype
@@ -56,7 +55,7 @@ def as_bytes(values: Tensor) -> memoryview:
     return memoryview(flat)
 
 
-def fill(node: RankNode, bucket: int, values: Tensor) -> None:
+def fill(node: WorkerNode, bucket: int, values: Tensor) -> None:
     assert node.plan is not None
     assert node.gradients is not None
     whole = node.plan.buckets[bucket]
@@ -64,18 +63,19 @@ def fill(node: RankNode, bucket: int, values: Tensor) -> None:
     as_tensor(place, values.dtype).copy_(values)
 
 
-def means_of(node: RankNode) -> list[Tensor]:
+def means_of(node: WorkerNode) -> list[Tensor]:
     assert node.plan is not None
-    found = [as_tensor(node.mean(b.id), torch_dtype(b.dtype)).clone() for b in node.plan.buckets]
-    node.release_means()
+    assert node.means is not None
+    found = [as_tensor(node.means.of(b.id), torch_dtype(b.dtype)).clone() for b in node.plan.buckets]
+    node.means.release()
     return found
 
 
 def begin(node: WorkerNode, layout: Layout, plan: Plan) -> list[Tensor]:
     """Join, and return what the chief began with."""
-    assert isinstance(node, RankNode)
+    assert node.means is not None
     node.wait_until_member()
-    node.prepare(plan, layout)
+    node.means.prepare(plan, layout)
     if node.task == CHIEF:
         for bucket, values in enumerate(given(0, -1, plan)):
             fill(node, bucket, values)
@@ -86,7 +86,6 @@ def begin(node: WorkerNode, layout: Layout, plan: Plan) -> list[Tensor]:
 
 def average(node: WorkerNode, step: int, gradients: Sequence[Tensor | None]) -> list[Tensor]:
     """One step; None: this rank has no gradient for that bucket."""
-    assert isinstance(node, RankNode)
     node.begin_step(step)
     for bucket, values in enumerate(gradients):
         if values is not None:
@@ -160,16 +159,16 @@ def test_a_mean_lands_where_the_gradient_was_and_one_that_is_sent_again_does_not
         write(connection, MARK, source, offset, 0, first, 0)
 
     def train(node: WorkerNode) -> None:
-        assert isinstance(node, RankNode)
         begin(node, layout, plan)
         average(node, 0, given(node.task.index, 0, plan))
         assert node.gradients is not None
+        assert node.means is not None
         for before in ("the next step begins", "the step after that"):
             whole = as_tensor(node.gradients.buffer, torch.uint8)
             if node.task == CHIEF:
                 theirs = [b for b in plan.buckets if b.server == 1]
                 places = [slice(b.arena_offset, b.arena_offset + b.nbytes) for b in theirs]
-                means = [as_tensor(node.mean(b.id), torch.uint8) for b in theirs]
+                means = [as_tensor(node.means.of(b.id), torch.uint8) for b in theirs]
                 assert all(one.data_ptr() == whole[at].data_ptr() for one, at in zip(means, places, strict=True))
                 whole.fill_(7)
             turns.wait()
@@ -281,7 +280,6 @@ def test_a_step_of_values_gives_every_rank_the_chiefs() -> None:
     plan, layout = planned(3)
 
     def train(node: WorkerNode) -> None:
-        assert isinstance(node, RankNode)
         begin(node, layout, plan)
         average(node, 0, given(node.task.index, 0, plan))
         node.begin_step(1)

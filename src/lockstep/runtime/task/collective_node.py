@@ -6,26 +6,22 @@ checkpoints and the end. Each worker is linked with the coordinator only, becaus
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
-from lockstep.protocol.core.activity import ShardWrite, TaskPhase
-from lockstep.protocol.core.ids import TaskId
 from lockstep.protocol.core.plan import Plan
 from lockstep.runtime.monitor.reporter import TaskReporter
 from lockstep.runtime.task.collective_side import CollectiveSide
-from lockstep.runtime.task.node import Node, NodeConfig, Say
+from lockstep.runtime.task.node import Node, Say
+from lockstep.runtime.task.node_config import NodeConfig
 from lockstep.runtime.task.shard_saving import Take
-from lockstep.security.chosen import chosen_key
-from lockstep.transports.base import Transport
-from lockstep.transports.registry import make_transport
 
 
 class CollectiveNode(Node):
     """One worker. What its training thread calls is described in ``collective_side.py``."""
 
     def __init__(self, config: NodeConfig, say: Say, reporter: TaskReporter) -> None:
-        super().__init__(replace(config, tell_paths=False), say, reporter)  # gradients take none of its links
+        super().__init__(replace(config, tell_paths=False), say, reporter, carries_tensors=False)
         self.reducing = side = CollectiveSide(self)
         self.prepare, self.begin_step, self.handed_over = side.prepare, side.begin_step, side.handed_over
         self.backward_ended, self.summed, self.between_steps = side.backward_ended, side.summed, side.between_steps
@@ -35,35 +31,9 @@ class CollectiveNode(Node):
         self.tell_unsaved = side.saving.tell_unsaved
         self._compose(side)
 
-    def _make_transport(self) -> Transport:
-        # No tensor needs a port of its own: what there is takes the links'.
-        return make_transport("grpc", self._server, str(self.task), self.incarnation, chosen_key(), private=True)
-
-    def _linked_tasks(self) -> Sequence[TaskId]:
-        shape = self.cluster.shape
-        everybody = shape.worker_ids() if self.task == shape.coordinator else (shape.coordinator,)
-        return tuple(task for task in everybody if task != self.task)
-
     @property
     def plan(self) -> Plan | None:
         return self.reducing.plan
-
-    @property
-    def keeps_state(self) -> bool:
-        return self.reducing.keeps_state
-
-    @property
-    def saves(self) -> bool:
-        """Whether the job writes checkpoints while it runs."""
-        return self.rules.saves
-
-    @property
-    def shard_write(self) -> ShardWrite | None:
-        return self.reducing.saving.writing
-
-    @property
-    def checkpoint_written(self) -> float:
-        return self.reducing.saving.written_at
 
     def look_with(self, before_look: Callable[[], None]) -> None:
         """Called every second: passes to ``summed`` what a device has finished meanwhile."""
@@ -72,11 +42,3 @@ class CollectiveNode(Node):
     def save_with(self, take: Take) -> None:
         """Called on the chief's training thread: what goes into a checkpoint."""
         self.reducing.take = take
-
-    def phase(self, phase: TaskPhase) -> None:
-        """Report to the monitor where the training loop is."""
-        self.reporter.phase(phase)
-
-    def beat(self) -> None:
-        self.reducing.before_look()
-        super().beat()

@@ -49,7 +49,7 @@ class CollectiveSide(Side):
         """Called every second, on the watchdog's thread: passes to ``summed`` what a device has finished meanwhile."""
         self.take: Take = _nothing_to_save
         """Called by the chief's training thread: what goes into a checkpoint of this version."""
-        self.saving = ShardSaving(node)
+        self.saving: ShardSaving = ShardSaving(node)
         self.main = node.main
         self._node = node
         self._plan: Plan | None = None
@@ -61,11 +61,6 @@ class CollectiveSide(Side):
     @property
     def plan(self) -> Plan | None:
         return self._plan
-
-    @property
-    def keeps_state(self) -> bool:
-        """Whether the local state of every step must be told."""
-        return self._node.rules.keeps_states
 
     # -- called by the training thread --
 
@@ -181,6 +176,9 @@ class CollectiveSide(Side):
 
     def wake(self) -> None:
         self._changed.set()
+
+    def beat(self) -> None:
+        self.before_look()
 
     def stop(self) -> None:
         self.saving.close()

@@ -67,6 +67,11 @@ class Injector:
         self._lock = threading.Lock()
         self._step: Step = -1
 
+    @classmethod
+    def of(cls, task: TaskId, faults: Sequence[Fault], on_injected: OnInjected) -> Injector | None:
+        """None where nothing is planted."""
+        return cls(task, faults, on_injected) if faults else None
+
     def _begins(self, fault: Fault) -> None:
         with self._lock:
             first = id(fault) not in self._told

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from lockstep.runtime.monitor.reporter import TaskReporter
-from lockstep.runtime.task.node import Node, NodeConfig, Say
+from lockstep.runtime.task.node import Node, Say
+from lockstep.runtime.task.node_config import NodeConfig
 from lockstep.runtime.task.share_side import MakeStore, ShareSide
 from lockstep.runtime.task.store import StoreTimes
 
@@ -18,7 +19,7 @@ class ServerNode(Node):
     def __init__(self, config: NodeConfig, make_store: MakeStore, say: Say, reporter: TaskReporter) -> None:
         super().__init__(config, say, reporter)
         self.share = ShareSide(self, make_store)
-        self.memory, self.tell_unsaved = self.share.memory, self.share.tell_unsaved
+        self.memory, self.tell_unsaved = self.share.memory, self.share.saving.tell_unsaved
         self._compose(self.share)
 
     @property

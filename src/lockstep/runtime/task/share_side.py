@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from lockstep.protocol.coordinator.recovery import LossPolicy
-from lockstep.protocol.core.activity import ShardWrite, TaskPhase
+from lockstep.protocol.core.activity import TaskPhase
 from lockstep.protocol.core.effects import (
     Apply,
     CopyBucket,
@@ -70,7 +70,8 @@ from lockstep.transports.control.codec import fits_in_note
 from lockstep.transports.memory import resident_bytes
 
 if TYPE_CHECKING:
-    from lockstep.runtime.task.node import Node, NodeConfig
+    from lockstep.runtime.task.node import Node
+    from lockstep.runtime.task.node_config import NodeConfig
 
 _JOIN_SECONDS = 10.0
 COPY_BYTES = 4 << 20
@@ -129,7 +130,7 @@ class ShareSide(Side):
     def __init__(self, node: Node, make_store: MakeStore) -> None:
         """``make_store`` is called on the store's thread once there is something to store: it may import torch."""
         self.machine = _make_machine(node.task, node.config, node.journal)
-        self._node = node
+        self._node, self._links = node, node.links
         self._config = node.config
         self._make_store = make_store
         self._store: ShardStore | None = None
@@ -142,8 +143,7 @@ class ShareSide(Side):
         """Where the means that are handed on lie, as in a worker's arena."""
         self._inboxes: dict[_Life, Region] = {}
         self._layout: Layout | None = None
-        self._saving = ShardSaving(node)
-        self.tell_unsaved = self._saving.tell_unsaved
+        self.saving: ShardSaving = ShardSaving(node)
         self._handed = 0
         self._used = 0
         self._counting = threading.Lock()
@@ -155,15 +155,6 @@ class ShareSide(Side):
     @property
     def plan(self) -> Plan | None:
         return self._plan
-
-    @property
-    def shard_write(self) -> ShardWrite | None:
-        """The part of a checkpoint that is being written."""
-        return self._saving.writing
-
-    @property
-    def checkpoint_written(self) -> float:
-        return self._saving.written_at
 
     @property
     def native_id(self) -> int:
@@ -192,7 +183,7 @@ class ShareSide(Side):
             self._thread.join(_JOIN_SECONDS)
         if self._store is not None:
             self._store.close()
-        self._saving.close()
+        self.saving.close()
 
     # -- the loop's thread --
 
@@ -241,7 +232,7 @@ class ShareSide(Side):
         note = VersionNote(effect.version, effect.bucket)
         if effect.peer == self._node.task:
             lent = source.buffer[bucket.shard_offset : bucket.shard_offset + bucket.nbytes]
-            self._node.lend_to_itself(note, effect.version, TensorKind.VERSION, lent)
+            self._links.lend_to_itself(note, effect.version, TensorKind.VERSION, lent)
             return
         connection = self._node.peers[effect.peer].connection
         if connection is None:
@@ -273,7 +264,7 @@ class ShareSide(Side):
     def _grant(self, effect: GrantRegion) -> None:
         peer = effect.peer
         if peer == self._node.task:
-            self._node.say_to_itself(Grant(self._node.own_ticket()))
+            self._links.say_to_itself(Grant(self._links.own_ticket()))
             return
         connection = self._node.peers[peer].connection
         if connection is None or connection.address is None or self._plan is None:
@@ -381,11 +372,11 @@ class ShareSide(Side):
         assert self._store is not None
         store, buckets = self._store, frozenset(effect.buckets)
         self.status.enter(f"copying version {effect.version} for a checkpoint")
-        self._saving.save(effect.version, lambda version: store.snapshot(version, buckets))
+        self.saving.save(effect.version, lambda version: store.snapshot(version, buckets))
 
     def _write_checkpoint(self, effect: WriteCheckpoint) -> None:
         assert self._layout is not None
-        self._saving.write_checkpoint(effect, self._layout)
+        self.saving.write_checkpoint(effect, self._layout)
 
     def _apply_now(self, effect: Apply, loans: list[Loan]) -> None:
         assert self._store is not None

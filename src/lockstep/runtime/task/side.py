@@ -6,8 +6,8 @@ a task may have both.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from lockstep.protocol.core.effects import Effect
 from lockstep.protocol.core.ids import Incarnation, TaskId
@@ -15,6 +15,9 @@ from lockstep.protocol.core.messages import Note
 from lockstep.protocol.core.plan import Plan
 from lockstep.protocol.task import TaskRole
 from lockstep.transports.base import Loan
+
+if TYPE_CHECKING:
+    from lockstep.runtime.task.shard_saving import ShardSaving
 
 CarriesOut = Mapping[type[Effect], Callable[[Any], None]]
 """What is done for each type of effect, on the loop's thread; it must not block."""
@@ -27,6 +30,8 @@ class Side:
     """What a node needs of each of its sides. The methods that do nothing here are for sides that need them."""
 
     machine: TaskRole
+    saving: ShardSaving | None = None
+    """What writes its part of a checkpoint, in a side that has one."""
 
     @property
     def plan(self) -> Plan | None:
@@ -44,6 +49,9 @@ class Side:
     def start(self) -> None:
         """The node starts."""
 
+    def beat(self) -> None:
+        """About once a second, on the watchdog's thread."""
+
     def stop(self) -> None:
         """The node closes; its links are still open."""
 
@@ -52,3 +60,8 @@ class Side:
 
     def free(self) -> None:
         """Free its memory; the last transfer is over."""
+
+
+def plan_of(sides: Sequence[Side]) -> Plan | None:
+    """The plan, once one of these has it; it is the same for all."""
+    return next((side.plan for side in sides if side.plan is not None), None)

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from types import FrameType
-from typing import Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from lockstep.protocol.core.causes import Cause, Reason
 from lockstep.protocol.core.events import Event, SignalCame
@@ -27,6 +27,9 @@ from lockstep.runtime import phrases
 from lockstep.runtime.monitor.exit import Action, Stopping
 from lockstep.runtime.processes import STOP_SIGNALS
 from lockstep.runtime.task.outcome import Outcome
+
+if TYPE_CHECKING:
+    from lockstep.runtime.watch.reporting import Publisher
 
 HANDLED: Final = (*STOP_SIGNALS, signal.SIGUSR1)
 
@@ -41,6 +44,7 @@ class Leaves(Protocol):
     task: TaskId
     outcome: Outcome | None
     winding_up: bool
+    publisher: Publisher
     on_departure: Callable[[Departure], None]
 
     @property
@@ -50,9 +54,6 @@ class Leaves(Protocol):
     def post(self, event: Event) -> None: ...
 
     def abandon(self, outcome: Outcome) -> None: ...
-
-    def write_files(self, why: str) -> None:
-        """Write the snapshot and the journal, and report where they are."""
 
 
 class TaskSignals:
@@ -176,7 +177,7 @@ class TaskSignals:
         if self._node is None:
             self._say("SIGUSR1 came too early: this task is still starting, so there is nothing to write yet")
         else:
-            self._node.write_files("SIGUSR1")
+            self._node.publisher.dump("SIGUSR1", tells=True)
 
     def _leave(self, departure: Departure) -> None:
         node = self._node

@@ -96,7 +96,7 @@ class TrainingSide(Side):
         """The newest ticket of each home for that, and of which link and version it is."""
         self._word: Step = INITIAL_STEP - 1
         self.reads_in_place = False
-        self._node = node
+        self._node, self._links = node, node.links
         self._config = config
         self._plan: Plan | None = None
         self._versions: list[int] = []
@@ -114,11 +114,6 @@ class TrainingSide(Side):
         self._norms_known = 0
         self._norm = 0.0
         """How many questions for a norm were answered, and the last answer. Never more than one is open."""
-
-    @property
-    def keeps_state(self) -> bool:
-        """Whether each seal must carry the local state, for the next incarnation of this worker."""
-        return self._node.rules.keeps_states
 
     @property
     def plan(self) -> Plan | None:
@@ -334,10 +329,6 @@ class TrainingSide(Side):
         if not outcome.ok:
             self._node.raise_if_ended()
 
-    def phase(self, phase: TaskPhase) -> None:
-        """Report to the monitor where the training loop is."""
-        self._node.reporter.phase(phase)
-
     # -- the loop's thread --
 
     def effects(self) -> CarriesOut:
@@ -390,7 +381,7 @@ class TrainingSide(Side):
         nbytes = self._narrow.get(bucket.id, bucket.nbytes)
         if effect.peer == self._node.task:
             lent = self.gradients.buffer[bucket.arena_offset : bucket.arena_offset + nbytes]
-            self._node.lend_to_itself(note, effect.step, TensorKind.GRADIENT, lent)
+            self._links.lend_to_itself(note, effect.step, TensorKind.GRADIENT, lent)
             return
         connection = self._node.peers[effect.peer].connection
         if connection is not None:
@@ -400,8 +391,8 @@ class TrainingSide(Side):
 
     def _send_pull(self, effect: SendPull) -> None:
         if effect.peer == self._node.task:
-            self._node.say_to_itself(
-                Pull(effect.version, effect.have, self._node.own_ticket(), in_place=True, view=effect.view)
+            self._links.say_to_itself(
+                Pull(effect.version, effect.have, self._links.own_ticket(), in_place=True, view=effect.view)
             )
             return
         connection = self._node.peers[effect.peer].connection

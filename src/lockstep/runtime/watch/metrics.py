@@ -17,7 +17,6 @@ from lockstep.protocol.core.waits import Wait
 from lockstep.runtime.task.connection import UP
 from lockstep.runtime.trace.step_tally import BOUNDS, StepTally
 from lockstep.runtime.trace.traffic import Traffic
-from lockstep.runtime.watch.reporting import Publisher
 from lockstep.runtime.watch.snapshot import Shown
 from lockstep.security.refusals import REFUSALS
 
@@ -29,9 +28,6 @@ class MeasuredNode(Shown, Protocol):
 
     traffic: Traffic
     start_step: int
-
-    @property
-    def publisher(self) -> Publisher: ...
 
     @property
     def checkpoint_written(self) -> float: ...

@@ -147,6 +147,10 @@ class Publisher:
         """Append one line to the events of the run; if that fails, nothing else suffers."""
         self._append(kind, self._event(kind, None if diagnosis is None else diagnosis.verdict, text))
 
+    def note_injected(self, fault: str) -> None:
+        """A drill's fault of this name has begun."""
+        self.note(ReportKind.INJECTED, text=fault)
+
     def page(self, kind: ReportKind, diagnosis: Diagnosis, copy: str) -> None:
         """Call whoever asked to be called; ``copy`` is where the report is."""
         self._pager.send(page_fields(self._event(kind, diagnosis.verdict), diagnosis, copy))

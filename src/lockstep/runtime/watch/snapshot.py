@@ -12,7 +12,7 @@ import shutil
 import socket
 import threading
 import time
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from lockstep.diagnose.fields import FORMAT
 from lockstep.protocol import phrases
@@ -33,6 +33,9 @@ from lockstep.runtime.watch.stacks import MAX_FRAMES, frames_of, place_in_progra
 from lockstep.runtime.watch.status import MainThread, Sampler
 from lockstep.security.refusals import REFUSALS
 from lockstep.version import __version__
+
+if TYPE_CHECKING:
+    from lockstep.runtime.watch.reporting import Publisher
 
 MAX_TENSORS = 2000
 MAX_NAMES = 8
@@ -61,6 +64,7 @@ class Shown(Protocol):
     main: MainThread
     peers: dict[TaskId, PeerKeeper]
     sampler: Sampler
+    publisher: Publisher
     outcome: Outcome | None
 
     @property
@@ -84,9 +88,6 @@ class Shown(Protocol):
 
     @property
     def shard_write(self) -> ShardWrite | None: ...
-
-    @property
-    def folder(self) -> str: ...
 
     def usual(self) -> float: ...
 
@@ -310,7 +311,7 @@ def _shard_write(write: ShardWrite | None, now: float) -> dict[str, Any] | None:
 
 
 def _disk(node: Shown, now: float) -> dict[str, Any]:
-    folder = node.folder
+    folder = str(node.publisher.folder.nearest)
     try:
         free = shutil.disk_usage(folder).free if folder else -1
     except OSError:

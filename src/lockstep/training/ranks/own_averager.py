@@ -20,7 +20,7 @@ from lockstep.protocol.core.ids import CHIEF, INITIAL_STEP, BucketId, Step
 from lockstep.protocol.core.messages import Layout, Setting
 from lockstep.runtime import phrases
 from lockstep.runtime.task.outcome import JobEndedError
-from lockstep.runtime.task.rank_node import RankNode
+from lockstep.runtime.task.worker_node import WorkerNode
 from lockstep.training.ranks.averager import NO_STATISTICS_ON_CPUS
 from lockstep.training.ranks.kept_versions import KeptVersions
 from lockstep.training.ranks.layout import RankLayout, formats
@@ -49,12 +49,13 @@ class OwnAverager:
     scale = 1.0
 
     def __init__(
-        self, node: RankNode, layout: RankLayout, untrained: tuple[Setting, ...] = (), wire: WireFormat | None = None
+        self, node: WorkerNode, layout: RankLayout, untrained: tuple[Setting, ...] = (), wire: WireFormat | None = None
     ) -> None:
         """Announces the model; a rank with another one ends the job, which names the first difference. ``wire``: the
         format in which gradients travel; the stores of all ranks must know it too."""
         self.plan = layout.plan
-        self._node = node
+        assert node.means is not None
+        self._node, self._means = node, node.means
         self._is_chief = node.task == CHIEF
         self._copied = layout.copied
         self._wire = wire or WireFormat()
@@ -68,7 +69,7 @@ class OwnAverager:
             node.start_step,
             node.checkpoint,
         )
-        node.prepare(self.plan, announced)
+        self._means.prepare(self.plan, announced)
         self._return: ComesBack | None = None
         assert node.gradients is not None
         self._leaving: Tensor = as_tensor(node.gradients.buffer, torch.uint8)
@@ -130,7 +131,7 @@ class OwnAverager:
             late = self._return is not None and self._return.late
             if not late:
                 self._node.wait_version(start)
-                self._node.release_means()
+                self._means.release()
             self._node.begin_step(start)
             if self._return is not None and late and not start:
                 self._put(self._return.initial())
@@ -153,8 +154,8 @@ class OwnAverager:
     def _take_with_word(self, version: int, comes_back: ComesBack) -> None:
         """This rank's own gradients stay until every rank has every mean: a rank that comes back needs them again."""
         self._node.wait_version(version)
-        landed = self._node.landed(version)
-        self._node.wait_word(version - 1)
+        landed = self._means.landed(version)
+        self._node.training.wait_word(version - 1)
         comes_back.kept.close(version - 1)
         self._put(as_tensor(landed, torch.uint8))
         self._node.begin_step(version)
@@ -166,9 +167,9 @@ class OwnAverager:
             return
         for bucket in self.plan.buckets:
             self._node.wait_buckets(version, (bucket.id,))
-            if self._node.replaced_here.get(bucket.id) == version:
+            if self._means.replaced_here.get(bucket.id) == version:
                 continue
-            mean = self._node.mean(bucket.id)
+            mean = self._means.of(bucket.id)
             if mean.nbytes != bucket.nbytes:
                 # By the chief's plan, which is not this rank's: the rank that refuses it, by name, ends this wait.
                 self._node.wait_buckets(version + 1, (bucket.id,))
@@ -177,7 +178,7 @@ class OwnAverager:
             if landed.data_ptr() != place.data_ptr():
                 place.copy_(landed)
         self._node.wait_version(version)
-        self._node.release_means()
+        self._means.release()
         self._node.begin_step(version)
 
     # -- outside the steps --
@@ -188,7 +189,7 @@ class OwnAverager:
     def leave(self, steps: Step) -> None:
         self._node.finish(steps)
         if self._node.share is not None:
-            self._node.share.tell_unsaved()
+            self._node.share.saving.tell_unsaved()
 
     def close(self) -> None:
         """The memory is the node's, which frees it."""
