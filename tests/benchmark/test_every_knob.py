@@ -335,8 +335,8 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
     "worker_hosts": ("cluster/tasks.py", "start"),
     "ports": ("cluster/test_listeners.py", "test_a_job_listens_at_its_listed_addresses_and_in_its_range"),
     "require_private": (
-        "runtime/startup/test_cluster.py",
-        "test_on_one_host_and_with_encryption_bytes_are_private",
+        "runtime/task/test_paths.py",
+        "test_between_hosts_private_tensors_take_encrypted_tcp_and_the_bits_stay_the_same",
     ),
     "server_protocol": (CLUSTER, "test_report_1_command_lines_train"),
     "local_parameter_device": (CLUSTER, "test_report_1_command_lines_train"),

@@ -54,7 +54,10 @@ STEPS = 60
 """So many losses are compared."""
 RUN = ("--num_warmup_batches=0", "--display_every=1", "--init_learning_rate=0.001")
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
-PORTS = {"grpc": {"streams": 3, "lines": 0}, **{name: {"streams": 0, "lines": 3} for name in ("auto", "grpc+tcp")}}
+PORTS = {
+    "grpc": {"streams": 3, "lines": 0},
+    **{name: {"streams": 0, "lines": 3} for name in ("auto", "grpc+tcp", "private")},
+}
 """How many ports for tensors a job has, of each kind."""
 UNPROVEN = ("ucx", "store", "collective")
 """Who connects to UCX, gloo and torch's store cannot be checked: SECURITY.md says so, and `doctor` names them."""

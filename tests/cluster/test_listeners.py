@@ -26,6 +26,7 @@ START_SECONDS = 90.0
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 MODES = {
     **{name: (ClusterShape(1, 2), f"--server_protocol={name}", 0) for name in RUN_HERE},
+    "private": (ClusterShape(1, 2), "--require_private", 0),
     "replicated": (ClusterShape(1, 2), "--variable_update=distributed_replicated", 0),
     "all-reduce": (ClusterShape(0, 2), "--variable_update=collective_all_reduce", 2),
 }

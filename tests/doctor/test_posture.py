@@ -34,7 +34,10 @@ def test_before_the_start_the_ports_are_those_that_were_named() -> None:
     assert shown(planned_listeners(dataclasses.replace(SPEC, require_private=True), server(0), NONE)) == [
         "10.0.0.1:2222 (monitor)",
         "10.0.0.1:* (task)",
+        "10.0.0.1:* (tensors)",
     ]
+    encrypted = dataclasses.replace(SPEC, require_private=True, protocol="grpc")
+    assert shown(planned_listeners(encrypted, server(0), NONE))[1:] == ["10.0.0.1:* (task)"]
     assert shown(planned_listeners(SPEC, server(0), NONE))[2:] == ["10.0.0.1:* (tensors)"]
     assert shown(planned_listeners(named, CHIEF, NONE))[1:] == ["10.0.0.2:4700-4799 (task)", "10.0.0.2:4700-4799 (UCX)"]
 

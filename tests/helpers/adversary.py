@@ -44,6 +44,7 @@ from lockstep.transports.control.monitor_client import Unreachable, describe
 from lockstep.transports.control.server import method_path
 from lockstep.transports.quiet_grpc import grpc
 from lockstep.transports.shm.host import HostPlace
+from lockstep.transports.tcp.endpoint import PRIVATE
 from lockstep.version import __version__
 
 RPCS = [
@@ -226,7 +227,10 @@ def walk_tensors(
         if _speaks_grpc(place):
             streams.append(StreamVisitor(victim.key, victim.peer_of(one), one, f"{PLAIN}{place}", "Data"))
         else:
-            lines.append(LineVisitor(victim.key, victim.peer_of(one), one, str(place)))
+            private = LineVisitor(victim.key, victim.peer_of(one), one, f"{PRIVATE}{place}")
+            lines.append(
+                private if _speaks_tls(private) else LineVisitor(victim.key, victim.peer_of(one), one, str(place))
+            )
     left_out = () if patient else (stream_visitor.in_an_earlier_life, line_visitor.in_an_earlier_life)
     with ThreadPoolExecutor(len(places)) as beside:
         for visitors, attacks in ((streams, STREAM_ATTACKS), (lines, LINE_ATTACKS)):
@@ -242,6 +246,14 @@ def _speaks_grpc(place: ListeningSocket) -> bool:
     with socket.create_connection((place.address, place.port), CALL_SECONDS) as line:
         line.sendall(NOISE["HTTP/2"])
         return until_quiet(line)[3:4] == b"\x04"
+
+
+def _speaks_tls(visitor: LineVisitor) -> bool:
+    try:
+        visitor.open().close()
+    except ssl.SSLError:
+        return False
+    return True
 
 
 def walk_doors(victim: Victim, folder: Path) -> int:

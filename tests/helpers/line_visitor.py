@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import struct
 import time
 from collections.abc import Callable
@@ -12,7 +13,8 @@ import pytest
 
 from helpers.keys import make_key
 from helpers.stream_visitor import Living
-from lockstep.security import wire
+from lockstep.security import tls, wire
+from lockstep.security.certificates import NAME, certificates_for
 from lockstep.security.key import Key, Purpose, find_key
 from lockstep.security.proof import (
     INSECURE,
@@ -25,6 +27,7 @@ from lockstep.security.proof import (
     refusal_by_peer,
 )
 from lockstep.transports.control.addresses import parse_address
+from lockstep.transports.tcp.endpoint import PRIVATE
 from lockstep.transports.tcp.opening import LinePurpose, parties_of
 
 SECONDS = 15.0
@@ -49,8 +52,13 @@ class LineVisitor:
         return (other or self._key).sub(Purpose.DATA)
 
     def open(self) -> socket.socket:
-        where = parse_address(self.address)
-        return socket.create_connection((where.host, where.port), SECONDS)
+        """A connection; where one wants TLS, with a certificate of the job."""
+        where = parse_address(self.address.removeprefix(PRIVATE))
+        line = socket.create_connection((where.host, where.port), SECONDS)
+        if not self.address.startswith(PRIVATE):
+            return line
+        context = tls._context(ssl.PROTOCOL_TLS_CLIENT, certificates_for(self._key))
+        return context.wrap_socket(line, server_hostname=NAME)
 
 
 def claim(parties: Parties, nonce: bytes) -> bytes:
@@ -66,8 +74,15 @@ def say(line: socket.socket, message: bytes) -> None:
 
 def hear(line: socket.socket) -> bytes:
     """One message; empty: it has hung up."""
-    head = line.recv(4, socket.MSG_WAITALL)
-    return line.recv(_LENGTH.unpack(head)[0], socket.MSG_WAITALL) if len(head) == 4 else b""
+    head = _whole(line, 4)
+    return _whole(line, _LENGTH.unpack(head)[0]) if len(head) == 4 else b""
+
+
+def _whole(line: socket.socket, nbytes: int) -> bytes:
+    came = b""
+    while len(came) < nbytes and (part := line.recv(nbytes - len(came))):
+        came += part
+    return came
 
 
 def outcome(line: socket.socket) -> Refusal | str:
@@ -89,7 +104,7 @@ def without_a_proof(visitor: LineVisitor, folder: Path) -> Refusal | str:
 
 def with_another_key(visitor: LineVisitor, folder: Path) -> Refusal | str:
     parties = visitor.parties()
-    dialer = Dialer(visitor.key(find_key(make_key(folder / visitor.address))), parties)
+    dialer = Dialer(visitor.key(find_key(make_key(folder / visitor.address.removeprefix(PRIVATE)))), parties)
     with visitor.open() as line:
         say(line, claim(parties, dialer.nonce))
         opening = hear(line)[1:]

@@ -15,6 +15,7 @@ import pytest
 from conformance_hosts.hosts import Here
 from helpers.transports import RUN_HERE
 from lockstep.transports.conformance import CASES, SuiteCase, run_case
+from lockstep.transports.registry import encrypted
 from rdma.lab.network import working_folder
 
 TESTS = Path(__file__).parents[1]
@@ -23,7 +24,10 @@ SMALL = [case for case in CASES if not case.large]
 
 SLOWER = "grpc+ucx"
 """Its node processes take longest to start; all its cases run with the slow tests."""
-TRANSPORTS = [pytest.param(name, marks=pytest.mark.slow if name == SLOWER else ()) for name in RUN_HERE]
+TRANSPORTS = [
+    *(pytest.param(name, marks=pytest.mark.slow if name == SLOWER else ()) for name in RUN_HERE),
+    encrypted("grpc+tcp"),
+]
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)

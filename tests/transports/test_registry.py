@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from helpers.transports import RUN_HERE
+from lockstep.security.chosen import chosen_key
+from lockstep.transports import registry
 from lockstep.transports.base import TransportError
 from lockstep.transports.control.server import ControlServer
 from lockstep.transports.registry import make_transport, runs_here
@@ -15,6 +17,25 @@ def test_each_known_name_gives_a_transport_of_that_name() -> None:
         server = ControlServer("127.0.0.1", 0, threads=4)
         transport = make_transport(name, server, "/t", 1, None)
         assert transport.name == name
+        transport.close()
+        server.stop(0)
+
+
+@pytest.mark.parametrize("name", ["grpc+ucx", "grpc+verbs"])
+def test_what_cannot_encrypt_is_refused_where_tensors_are_private(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "missing_library", lambda _: None)
+    server = ControlServer("127.0.0.1", 0, threads=4)
+    with pytest.raises(TransportError, match="cannot encrypt, and --require_private asks for that: use auto or grpc"):
+        make_transport(name, server, "/t", 1, chosen_key(), private=True)
+    server.stop(0)
+
+
+def test_what_can_encrypt_does_so_where_tensors_are_private() -> None:
+    for name in ("auto", "grpc+tcp", "grpc"):
+        server = ControlServer("127.0.0.1", 0, threads=4)
+        transport = make_transport(name, server, "/t", 1, chosen_key(), private=True)
+        assert b"plain://" not in transport.address()
+        assert (b"tls://" in transport.address()) == (name != "grpc")
         transport.close()
         server.stop(0)
 

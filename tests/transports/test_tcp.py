@@ -34,7 +34,6 @@ from lockstep.transports.frame_error import FrameError
 from lockstep.transports.grants import Grants
 from lockstep.transports.landing import FIRST, LAST
 from lockstep.transports.memory import HostRegion
-from lockstep.transports.registry import make_transport
 from lockstep.transports.tcp import frames, line, transport
 from lockstep.transports.tcp.frames import ChunkHead, LineFrame, shares, unpack_head
 from lockstep.transports.tcp.opening import LineLinks, read_purpose
@@ -158,12 +157,6 @@ def test_two_ends_without_a_key_meet(stage: Stage) -> None:
     stage.key = None
     a, b = stage.node("/suite/a"), stage.node("/suite/b")
     bytes_arrive(Pair(a, *_with(b, stage.join(a, b))))
-
-
-def test_it_does_not_encrypt_and_says_so(stage: Stage) -> None:
-    node = stage.node("/suite/a")
-    with pytest.raises(TransportError, match="cannot encrypt"):
-        make_transport("grpc+tcp", node.server, "/t", 1, stage.key, private=True)
 
 
 def test_an_address_that_is_none_is_no_path(stage: Stage) -> None:

@@ -151,11 +151,10 @@ def found_listeners(
 
 
 def _has_port_for_tensors(spec: ClusterSpec) -> bool:
-    """Whether tensors have a port of their own, which nobody but the peers is told. Without a key, those over gRPC
-    use that of the links."""
-    if spec.require_private:
-        return False
-    return spec.protocol in ("auto", "grpc+tcp") or (spec.protocol == "grpc" and not is_insecure())
+    """Whether tensors have a port of their own, which nobody but the peers is told. Those over gRPC use that of the
+    links if they are encrypted, and without a key."""
+    in_the_clear = not spec.require_private and not is_insecure()
+    return spec.protocol in ("auto", "grpc+tcp") or (spec.protocol == "grpc" and in_the_clear)
 
 
 def posture_lines(listeners: Iterable[ListeningPlace]) -> list[str]:

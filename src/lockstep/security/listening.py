@@ -5,12 +5,16 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from lockstep.security.proof import Parties, ProofError
 from lockstep.security.strangers import Strangers
-from lockstep.security.wire import Claim, ProvenSocket, accept
+from lockstep.security.wire import FIRST_SECONDS, PROOF_SECONDS, Claim, ProvenSocket, accept
+
+if TYPE_CHECKING:
+    from lockstep.security.tls import PrivateEnds
 
 PAUSE_SECONDS: Final = 0.1
 """Without a free descriptor or thread nobody can be let in; strangers leave soon."""
@@ -28,14 +32,16 @@ class ProvenListener:
         use: Callable[[ProvenSocket], None],
         name: str,
         refused: Callable[[str, ProofError], None] = lambda _, __: None,
+        private: PrivateEnds | None = None,
     ) -> None:
         """``use`` has the connection from then on, and closes it; a ``ProofError`` from it closes it too. ``refused``:
-        what to do about one that did not get that far, with its address."""
+        what to do about one that did not get that far, with its address. ``private``: all of it is encrypted."""
         self._listener = listener
         self._key = key
         self._parties = parties
         self._use = use
         self._refused = refused
+        self._private = private
         self._name = name
         self._in_use: set[socket.socket] = set()
         self._strangers = Strangers()
@@ -78,12 +84,19 @@ class ProvenListener:
         where = _address_of(visitor)
         try:
             with self._strangers.place(lambda: _cut(visitor)) as place:
-                return accept(visitor, self._key, self._parties, spoke=place.spoke)[1]
+                return self._hear(visitor, place.spoke)
         except ProofError as error:
             visitor.close()
             if not self._over.is_set():
                 self._refused(where, error)
             return None
+
+    def _hear(self, visitor: socket.socket, spoke: Callable[[], object]) -> ProvenSocket:
+        if self._private is None:
+            return accept(visitor, self._key, self._parties, spoke=spoke)[1]
+        began = time.monotonic()
+        private = self._private.accept(visitor, began + FIRST_SECONDS, began + PROOF_SECONDS, spoke)
+        return accept(private, self._key, self._parties, began + PROOF_SECONDS - time.monotonic(), spoke)[1]
 
     def close(self) -> None:
         """Listen no more, cut the connections in use, and wait for their threads; not from one of them."""

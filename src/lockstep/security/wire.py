@@ -8,7 +8,7 @@ import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from lockstep.security.proof import (
     INSECURE,
@@ -24,6 +24,12 @@ from lockstep.security.proof import (
     refusal_by_peer,
     unpack_fields,
 )
+
+if TYPE_CHECKING:
+    # Most jobs send tensors in the clear, and need not load OpenSSL for it.
+    from lockstep.security.tls import PrivateConnection
+
+    Connection = socket.socket | PrivateConnection
 
 FIRST_BYTES: Final = 16 << 10
 """No message before the proof may be larger."""
@@ -50,23 +56,26 @@ class Claim:
 class ProvenSocket:
     """A connection whose two ends have proven themselves. ``ProofError`` ends it."""
 
-    def __init__(self, connection: socket.socket, session: Session, claim: Claim | None = None) -> None:
-        self.socket = connection
+    def __init__(self, connection: Connection, session: Session, claim: Claim | None = None) -> None:
+        self.private = None if isinstance(connection, socket.socket) else connection
+        """What encrypts, if anything does."""
+        self.socket = connection if isinstance(connection, socket.socket) else connection.socket
+        self._connection = connection
         self.claim = claim
         """What the dialer has said about itself, which is proven now; None at its own end."""
         self._session = session
 
     def send(self, message: bytes, deadline: float) -> None:
-        _send(self.socket, self._session.seal(message), deadline)
+        _send(self._connection, self._session.seal(message), deadline)
 
     def receive(self, limit: int, deadline: float) -> bytes:
-        return self._session.open(_receive(self.socket, limit + PROOF_BYTES, deadline))
+        return self._session.open(_receive(self._connection, limit + PROOF_BYTES, deadline))
 
     def close(self) -> None:
         self.socket.close()
 
 
-def dial(connection: socket.socket, key: bytes | None, parties: Parties, deadline: float) -> ProvenSocket:
+def dial(connection: Connection, key: bytes | None, parties: Parties, deadline: float) -> ProvenSocket:
     """The dialer's part. ``ProofError`` says why the other end is refused, or refuses; the caller closes the socket."""
     dialer = None if key is None else Dialer(key, parties)
     life = parties.dialer_life.to_bytes(8, "little")
@@ -89,7 +98,7 @@ def dial(connection: socket.socket, key: bytes | None, parties: Parties, deadlin
 
 
 def accept(
-    connection: socket.socket,
+    connection: Connection,
     key: bytes | None,
     parties: Callable[[Claim], Parties],
     seconds: float = PROOF_SECONDS,
@@ -118,7 +127,7 @@ def accept(
 
 
 def _check_dialer(
-    connection: socket.socket, key: bytes | None, parties: Parties, nonce: bytes, deadline: float
+    connection: Connection, key: bytes | None, parties: Parties, nonce: bytes, deadline: float
 ) -> Session:
     if key is None:
         _send(connection, _PLAIN, deadline)
@@ -142,7 +151,7 @@ def _read_claim(first: bytes) -> tuple[Claim, bytes]:
     return claim, nonce
 
 
-def _send(connection: socket.socket, message: bytes, deadline: float) -> None:
+def _send(connection: Connection, message: bytes, deadline: float) -> None:
     try:
         connection.settimeout(_left(deadline))
         connection.sendall(_LENGTH.pack(len(message)) + message)
@@ -152,14 +161,14 @@ def _send(connection: socket.socket, message: bytes, deadline: float) -> None:
         raise ProofError(Refusal.CLOSED) from error
 
 
-def _receive(connection: socket.socket, limit: int, deadline: float) -> bytes:
+def _receive(connection: Connection, limit: int, deadline: float) -> bytes:
     (length,) = _LENGTH.unpack(_exactly(connection, _LENGTH.size, deadline))
     if length > limit:
         raise ProofError(Refusal.MALFORMED)
     return _exactly(connection, length, deadline)
 
 
-def _exactly(connection: socket.socket, nbytes: int, deadline: float) -> bytes:
+def _exactly(connection: Connection, nbytes: int, deadline: float) -> bytes:
     """The deadline is for all of it: one byte now and then does not extend it."""
     data = bytearray()
     while len(data) < nbytes:

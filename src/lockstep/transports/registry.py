@@ -42,7 +42,7 @@ _WHERE: Final = {
 
 _ONE_HOST: Final = frozenset({"grpc+shm"})
 _RDMA: Final = frozenset({"grpc+verbs"})
-_IN_THE_CLEAR: Final = frozenset({"grpc+tcp", "grpc+ucx", "grpc+verbs"})
+_IN_THE_CLEAR: Final = frozenset({"grpc+ucx", "grpc+verbs"})
 _LIBRARIES: Final = {"grpc+ucx": NIXL_MODULES, "grpc+verbs": NIXL_MODULES}
 _EXTRAS: Final = {"grpc+ucx": "ucx", "grpc+verbs": "ucx"}
 _TAKE_RDMA_OPTIONS: Final = frozenset({"auto", "grpc+verbs"})
@@ -56,6 +56,17 @@ def moves_by_rdma(transport: str) -> bool:
 def in_the_clear(transport: str) -> bool:
     """Whether this transport cannot encrypt; UCX and RDMA cannot even tell who writes."""
     return transport in _IN_THE_CLEAR
+
+
+def encrypted(name: str) -> str:
+    """What a transport is called, where it is measured or tested, as it is with ``--require_private``."""
+    return f"{name} encrypted"
+
+
+def plain_name(name: str) -> tuple[str, bool]:
+    """The transport of this name, which may be one of ``encrypted``, and whether it is."""
+    plain = next((one for one in _WHERE if encrypted(one) == name), None)
+    return plain or name, plain is not None
 
 
 def stays_on_one_host(name: str) -> bool:
@@ -129,6 +140,10 @@ def make_transport(
         from lockstep.transports.grpc.transport import GrpcTransport
 
         return GrpcTransport(server, task, incarnation, key, private=True)
+    if private and name == "grpc+tcp":
+        from lockstep.transports.tcp.transport import TcpTransport
+
+        return TcpTransport(server, task, incarnation, key, private=True)
     factory = _factory(name)
     if name in _TAKE_RDMA_OPTIONS:
         return factory(server, task, incarnation, key, options)

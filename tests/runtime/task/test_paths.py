@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 
 import pytest
 import torch
@@ -20,13 +21,17 @@ from lockstep.transports.base import Counters, NoPathError
 from lockstep.transports.shm import transport as shm
 
 STEPS = 4
+SEEDED = threading.Lock()
+"""The workers of a test are threads, and the seed is one for all."""
 RATES = (GroupRates(("lr",), (0.1,)),)
 ENTRY = (OptimizerEntry("SGD", json.dumps({"lr": 0.1})),)
 
 
-def train(node: WorkerNode) -> None:
-    torch.manual_seed(1)
-    model = nn.Sequential(nn.Linear(40, 40), nn.Linear(40, 3))
+def train(node: WorkerNode) -> bytes:
+    """The parameters at the end."""
+    with SEEDED:
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(40, 40), nn.Linear(40, 3))
     node.wait_until_member()
     trained = [Trained(name, parameter, 0) for name, parameter in model.named_parameters()]
     replica = Replica(node, trained, ENTRY, 4096, own_copy=False)
@@ -37,11 +42,15 @@ def train(node: WorkerNode) -> None:
         replica.end()
     replica.close()
     node.finish(STEPS)
+    return b"".join(parameter.detach().numpy().tobytes() for parameter in model.parameters())
 
 
-def run(protocol: str) -> InProcessCluster:
-    with in_process_cluster(ClusterShape(1, 2), TorchShardStore, protocol=protocol, tell_paths=True) as cluster:
-        cluster.run(train)
+def run(protocol: str, *, private: bool = False, ended: list[bytes] | None = None) -> InProcessCluster:
+    shape, kept = ClusterShape(1, 2), [] if ended is None else ended
+    with in_process_cluster(
+        shape, TorchShardStore, protocol=protocol, require_private=private, tell_paths=True
+    ) as cluster:
+        cluster.run(lambda node: kept.append(train(node)))
     return cluster
 
 
@@ -79,6 +88,24 @@ def test_auto_reports_why_a_path_was_not_taken(monkeypatch: pytest.MonkeyPatch) 
     assert len(lines) == 1
     assert lines[0].startswith("worker 0 to ps 0: TCP to 127.0.0.1:")
     assert lines[0].endswith("(not grpc+shm: /job:ps/replica:0/task:0 runs on another host (b, this is a))")
+
+
+def test_between_hosts_private_tensors_take_encrypted_tcp_and_the_bits_stay_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def far(task: str, ours: object, theirs: object) -> None:
+        raise NoPathError(f"{task} runs on another host (b, this is a)")
+
+    shared: list[bytes] = []
+    run("auto", ended=shared)
+    monkeypatch.setattr(shm, "check_same_host", far)
+    ended: list[bytes] = []
+    cluster = run("auto", private=True, ended=ended)
+    lines = [line for line in cluster.said if " to ps 0: " in line]
+    assert len(lines) == 2
+    assert all(" to ps 0: encrypted TCP to 127.0.0.1:" in line for line in lines)
+    assert all(line.startswith("over grpc+tcp: ") for worker in cluster.workers for line in worker.traffic.lines())
+    assert len({*ended, *shared}) == 1
 
 
 def test_a_transport_that_was_asked_for_and_is_not_available_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:

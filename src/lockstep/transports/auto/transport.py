@@ -42,20 +42,18 @@ def paths_of(
 ) -> list[Transport]:
     """The paths in the order in which a link tries them. The first one allocates the memory for all.
 
-    ``private``: without TCP and RDMA, which do not encrypt. gRPC comes last, and at the port of the links, encrypted:
-    where that can be reached there is always a path, and it takes no port of its own.
+    ``private``: TCP encrypted, and without RDMA, which cannot be. gRPC comes last, and at the port of the links,
+    encrypted: where that can be reached there is always a path, and it takes no port of its own.
     """
     shared = ShmTransport(server, task, incarnation, key)
     last = GrpcTransport(server, task, incarnation, key, private=True)
-    if private:
-        return [shared, last]
-    plain = TcpTransport(server, task, incarnation, key)
-    if not runs_here(VERBS, options):
-        return [shared, plain, last]
+    lines = TcpTransport(server, task, incarnation, key, private=private)
+    if private or not runs_here(VERBS, options):
+        return [shared, lines, last]
     # Imported here, so that a machine without RDMA does not wait for NIXL.
     from lockstep.transports.verbs.transport import VerbsTransport
 
-    return [shared, VerbsTransport(server, task, incarnation, key, options), plain, last]
+    return [shared, VerbsTransport(server, task, incarnation, key, options), lines, last]
 
 
 class AutoTransport:

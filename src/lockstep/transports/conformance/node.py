@@ -17,7 +17,7 @@ from lockstep.security.key import Key
 from lockstep.transports.base import Counters, Endpoint, Loan, Move, PeerAddress, Region
 from lockstep.transports.conformance.events import EventLog, Heard
 from lockstep.transports.control.server import ControlServer
-from lockstep.transports.registry import make_transport
+from lockstep.transports.registry import make_transport, plain_name
 
 _PLACE: Final = struct.Struct("<QQQ")
 _BLOCK_BYTES: Final = 1_048_573
@@ -113,7 +113,8 @@ class LocalNode:
         self.loans: list[Loan] = []
         self.closing_kind = ""
         self.server = ControlServer(host, 0, threads=32)
-        self.transport = make_transport(transport, self.server, task, incarnation, key)
+        name, private = plain_name(transport)
+        self.transport = make_transport(name, self.server, task, incarnation, key, private=private)
         self.server.start()
         self._regions: list[Region] = []
         self._endpoints: list[Endpoint] = []

@@ -32,17 +32,19 @@ from lockstep.transports.net.control import (
     net_key,
     net_parties,
 )
-from lockstep.transports.net.links import ENCRYPTED, LinkEnd, pack_ticket, unpack_ticket
+from lockstep.transports.net.links import LinkEnd, pack_ticket, unpack_ticket
 from lockstep.transports.quiet_grpc import grpc
+from lockstep.transports.registry import encrypted
 from lockstep.transports.ucx.agent import Agent
 from lockstep.transports.ucx.network import nixl_at
 
 COPY, BARE_NIXL = "memory copy", "bare NIXL"
 SHM, SHM_LEND, GRPC, UCX, VERBS = "grpc+shm", "grpc+shm lend", "grpc", "grpc+ucx", "grpc+verbs"
 LINKED_TCP: Final = "grpc+tcp"
+ENCRYPTED: Final = (encrypted(GRPC), encrypted(LINKED_TCP))
 LIMITS: Final = (
-    *((GRPC, BARE_GRPC), (ENCRYPTED, GRPC), (UCX, BARE_NIXL), (SHM, COPY)),
-    *((LINKED_TCP, TCP), (GRPC, TCP), (UCX, TCP)),
+    *((GRPC, BARE_GRPC), (encrypted(GRPC), GRPC), (UCX, BARE_NIXL), (SHM, COPY)),
+    *((encrypted(LINKED_TCP), LINKED_TCP), (LINKED_TCP, TCP), (GRPC, TCP), (UCX, TCP)),
 )
 """Each path and what it is compared with."""
 

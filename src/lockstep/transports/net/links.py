@@ -15,11 +15,9 @@ from lockstep.transports.base import Endpoint, Loan, Move, PeerAddress, Region
 from lockstep.transports.control.ports import PortRange
 from lockstep.transports.control.server import ControlServer
 from lockstep.transports.net.control import NetError
-from lockstep.transports.registry import make_transport
+from lockstep.transports.registry import make_transport, plain_name
 
 WAIT_SECONDS: Final = 60.0
-ENCRYPTED: Final = "grpc encrypted"
-"""The transport ``grpc`` as it is with ``--require_private``."""
 
 
 def pack_ticket(ticket: Ticket) -> dict[str, Any]:
@@ -54,8 +52,7 @@ class LinkEnd:
         self._me = (task, incarnation)
         self._server = ControlServer(host, 0, threads=8, ports=ports, entrance=Entrance.NET)
         try:
-            private = transport == ENCRYPTED
-            name = "grpc" if private else transport
+            name, private = plain_name(transport)
             self._transport = make_transport(name, self._server, task, incarnation, key, private=private)
         except BaseException:
             self._server.stop(0)

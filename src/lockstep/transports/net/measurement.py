@@ -14,6 +14,7 @@ from lockstep.security.chosen import chosen_key
 from lockstep.transports.base import TransportError
 from lockstep.transports.control.ports import PortRange, PortsUsedUp
 from lockstep.transports.net.contenders import (
+    ENCRYPTED,
     GRPC,
     LINKED_TCP,
     SHM,
@@ -28,7 +29,6 @@ from lockstep.transports.net.contenders import (
     TcpSocket,
 )
 from lockstep.transports.net.control import Caller, NetError
-from lockstep.transports.net.links import ENCRYPTED
 from lockstep.transports.net.measured import Measured, MeasurementReport, describe_machine
 from lockstep.transports.registry import missing_library
 from lockstep.transports.ucx.agent import AgentError
@@ -110,10 +110,8 @@ def _open_all(caller: Caller, plan: MeasurementPlan, report: MeasurementReport, 
     else:
         report.left_out[BareNixl.name] = missing
     if caller.key is None:
-        report.left_out[ENCRYPTED] = "--insecure does not encrypt"
-    else:
-        attempt(ENCRYPTED, lambda: Linked(caller, ENCRYPTED, nbytes))
-    for transport in (LINKED_TCP, GRPC, SHM, UCX):
+        report.left_out |= dict.fromkeys(ENCRYPTED, "--insecure does not encrypt")
+    for transport in (*(() if caller.key is None else ENCRYPTED), LINKED_TCP, GRPC, SHM, UCX):
         attempt(transport, lambda transport=transport: Linked(caller, transport, nbytes))  # type: ignore[misc]
     shared = next((one for one in contenders if one.name == SHM), None)
     if isinstance(shared, Linked):

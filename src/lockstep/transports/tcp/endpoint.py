@@ -48,6 +48,8 @@ from lockstep.transports.tcp.receiving import NOWHERE, LineLanding
 from lockstep.transports.tcp.sending import ALL, CLOGGED, INLINE_BYTES, LineTransfer, Pushed, SendLines
 
 NAME: Final = "grpc+tcp"
+PRIVATE: Final = "tls://"
+"""Before the published address of a task whose connections are encrypted."""
 UP: Final = LinkState.UP
 _SCRATCH_BYTES: Final = 256 << 10
 
@@ -100,7 +102,8 @@ class TcpEndpoint:
 
     def path(self) -> str:
         several = f" ({len(self._lines)} connections)" if len(self._lines) > 1 else ""
-        return f"TCP to {self.peer.address.decode(errors='replace')}{several}"
+        encrypted = "encrypted " if any(line.is_private for line in self._first) else ""
+        return f"{encrypted}TCP to {self.peer.address.decode(errors='replace').removeprefix(PRIVATE)}{several}"
 
     # --- by any thread ------------------------------------------------------------------------------------------
 
@@ -269,7 +272,7 @@ class TcpEndpoint:
         self._ahead = at - end
         if self._ahead < HEAD_BYTES:
             line.expect(1)
-            self._drained = True
+            self._drained = end > 0 or not line.is_private  # that line may hold more, and nobody has asked it
 
     def _land_striped(self, grant: RegionGrant, head: ChunkHead) -> None:
         """The shares of all connections, in the order in which they come."""

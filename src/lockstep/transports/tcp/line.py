@@ -90,6 +90,8 @@ class _Pieces:
 class Line:
     """A connection that has proven itself. One thread at a time sends, and one receives."""
 
+    is_private = False
+
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
         for option, value in (

@@ -3,6 +3,9 @@
 Both ends prove that they know the job's key (``security/proof.py``) on each connection before anything else is said on
 it. What a connection is for is part of the proof: which incarnation is meant, which link, and which of its connections
 this is. The first one must be expected here; the others belong to a link whose first one has been welcomed.
+
+A task that was started with ``--require_private`` publishes an address that says so: its connections begin with TLS,
+and the proof is inside of it.
 """
 
 from __future__ import annotations
@@ -19,10 +22,12 @@ from typing import Final, NamedTuple
 
 from lockstep.foreign import plain
 from lockstep.protocol.core.timing import CONNECT_SECONDS, HELLO_SECONDS
+from lockstep.security.certificates import certificates_for
 from lockstep.security.key import Key, Purpose
 from lockstep.security.listening import ProvenListener
 from lockstep.security.proof import Parties, ProofError, Refusal
 from lockstep.security.refusals import REFUSALS, Entrance
+from lockstep.security.tls import PrivateEnds
 from lockstep.security.wire import Claim, ProvenSocket, dial
 from lockstep.transports import phrases
 from lockstep.transports.base import PeerAddress
@@ -32,9 +37,10 @@ from lockstep.transports.control.server import ControlServer
 from lockstep.transports.frame_error import FrameError
 from lockstep.transports.lifecycle import OPEN
 from lockstep.transports.meeting import ExpectedVisitor, Meeting
-from lockstep.transports.tcp.endpoint import TcpEndpoint
+from lockstep.transports.tcp.endpoint import PRIVATE, TcpEndpoint
 from lockstep.transports.tcp.frames import MAX_LINES
 from lockstep.transports.tcp.line import Line
+from lockstep.transports.tcp.private_line import PrivateLine
 from lockstep.version import __version__
 
 _WORD: Final = "tensors"
@@ -98,8 +104,10 @@ _Place = tuple[str, int, int]
 class LineLinks:
     """All links of one task, and the socket where their acceptors listen."""
 
-    def __init__(self, server: ControlServer, task: str, incarnation: int, key: Key | None, lines: int) -> None:
-        """``lines``: how many connections a link has that this task dials."""
+    def __init__(
+        self, server: ControlServer, task: str, incarnation: int, key: Key | None, lines: int, *, private: bool
+    ) -> None:
+        """``lines``: how many connections a link has that this task dials. ``private``: encrypt all of them."""
         self._task = task
         self._incarnation = incarnation
         self._key = None if key is None else key.sub(Purpose.DATA)
@@ -107,11 +115,21 @@ class LineLinks:
         self._meeting: Meeting[TcpEndpoint, LineVisit] = Meeting(task, incarnation)
         self._lock = threading.Lock()
         self._more: dict[_Place, SimpleQueue[LineVisit | None]] = {}
+        self._certified = key
+        self._private = self._ends() if private and key is not None else None
         listener = listen_at(server.listen_host, server.ports)
-        self.address = str(Address(server.host, int(listener.getsockname()[1])))
+        address = str(Address(server.host, int(listener.getsockname()[1])))
+        self.address = address if self._private is None else PRIVATE + address
         """What peers dial."""
-        refused = REFUSALS.at(Entrance.TENSORS, self.address)
-        self._door = ProvenListener(listener, self._key, self._believed, self._let_in, f"tcp-door-{task}", refused)
+        refused = REFUSALS.at(Entrance.TENSORS, address)
+        self._door = ProvenListener(
+            listener, self._key, self._believed, self._let_in, f"tcp-door-{task}", refused, self._private
+        )
+
+    def _ends(self) -> PrivateEnds:
+        if self._certified is None:
+            raise ProofError(Refusal.NO_KEY_HERE)
+        return PrivateEnds(certificates_for(self._certified))
 
     def open(self, endpoint: TcpEndpoint, dials: bool) -> Callable[[], str]:
         """Take part in a link; returns what its thread runs: connect, move bytes, give the reason for the end."""
@@ -127,16 +145,20 @@ class LineLinks:
 
     def _dial(self, endpoint: TcpEndpoint) -> str:
         peer, deadline = endpoint.peer, time.monotonic() + CONNECT_SECONDS
-        link, address = secrets.randbits(64), peer.address.decode(errors="replace")
+        link, published = secrets.randbits(64), peer.address.decode(errors="replace")
+        address = published.removeprefix(PRIVATE)
         try:
+            private = None if address == published else self._private or self._ends()
+            if private is None and self._private is not None:
+                return phrases.sends_in_the_clear(peer.task)
             with contextlib.ExitStack() as opened:
                 lines = []
                 for place in range(self._count):
                     purpose = LinePurpose(peer.incarnation, link, place, self._count)
-                    proven = self._connect(endpoint, purpose, deadline, opened)
+                    proven = self._connect(endpoint, purpose, private, deadline, opened)
                     if place == 0:
                         _check_welcome(proven, deadline)
-                    lines.append(Line(proven.socket))
+                    lines.append(_line_over(proven))
                 opened.pop_all()
         except FrameError as fault:
             return str(fault)
@@ -147,28 +169,40 @@ class LineLinks:
         return endpoint.converse(lines)
 
     def _connect(
-        self, endpoint: TcpEndpoint, purpose: LinePurpose, deadline: float, opened: contextlib.ExitStack
+        self,
+        endpoint: TcpEndpoint,
+        purpose: LinePurpose,
+        private: PrivateEnds | None,
+        deadline: float,
+        opened: contextlib.ExitStack,
     ) -> ProvenSocket:
         """One connection; ``opened`` closes it. Where many tasks dial one at the same moment, it may hang up on a few
         to make room for others: those dial again."""
         for pause in _PAUSES:
             try:
-                return self._connect_once(endpoint, purpose, deadline, opened)
+                return self._connect_once(endpoint, purpose, private, deadline, opened)
             except ProofError as refusal:
                 if refusal.refusal not in (Refusal.CROWDED, Refusal.CLOSED) or endpoint.state not in OPEN:
                     raise
             time.sleep(pause)
-        return self._connect_once(endpoint, purpose, deadline, opened)
+        return self._connect_once(endpoint, purpose, private, deadline, opened)
 
     def _connect_once(
-        self, endpoint: TcpEndpoint, purpose: LinePurpose, deadline: float, opened: contextlib.ExitStack
+        self,
+        endpoint: TcpEndpoint,
+        purpose: LinePurpose,
+        private: PrivateEnds | None,
+        deadline: float,
+        opened: contextlib.ExitStack,
     ) -> ProvenSocket:
         peer = endpoint.peer
         where = peer.address.decode(errors="replace")
         parties = parties_of(purpose, self._task, self._incarnation, peer.task, where)
         with contextlib.ExitStack() as attempt:
-            connection = attempt.enter_context(_reach(where, endpoint.attach))
-            proven = dial(connection, self._key, parties, min(deadline, time.monotonic() + HELLO_SECONDS))
+            connection = attempt.enter_context(_reach(where.removeprefix(PRIVATE), endpoint.attach))
+            soon = min(deadline, time.monotonic() + HELLO_SECONDS)
+            shaken = connection if private is None else private.dial(connection, soon)
+            proven = dial(shaken, self._key, parties, soon)
             opened.push(attempt.pop_all())
         return proven
 
@@ -230,9 +264,13 @@ class LineLinks:
             finally:
                 with self._lock:
                     del self._more[place]
-            lines = [Line(one.proven.socket) for one in in_order]
+            lines = [_line_over(one.proven) for one in in_order]
             opened.pop_all()
         return lines
+
+
+def _line_over(proven: ProvenSocket) -> Line:
+    return Line(proven.socket) if proven.private is None else PrivateLine(proven.private)
 
 
 def _reach(where: str, attach: Callable[[Callable[[], object]], None]) -> socket.socket:

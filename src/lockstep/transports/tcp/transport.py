@@ -9,7 +9,7 @@ from lockstep.transports.base import EndpointEvents, NoPathError, PeerAddress
 from lockstep.transports.control.addresses import AddressError, parse_address
 from lockstep.transports.control.server import ControlServer
 from lockstep.transports.region_transport import RegionTransport
-from lockstep.transports.tcp.endpoint import NAME, TcpEndpoint
+from lockstep.transports.tcp.endpoint import NAME, PRIVATE, TcpEndpoint
 from lockstep.transports.tcp.opening import LineLinks
 
 LINES: Final = 4
@@ -19,9 +19,19 @@ LINES: Final = 4
 class TcpTransport(RegionTransport):
     """Works wherever the tasks can reach one another's ports. ``server`` only says where to listen."""
 
-    def __init__(self, server: ControlServer, task: str, incarnation: int, key: Key | None, lines: int = LINES) -> None:
+    def __init__(
+        self,
+        server: ControlServer,
+        task: str,
+        incarnation: int,
+        key: Key | None,
+        lines: int = LINES,
+        *,
+        private: bool = False,
+    ) -> None:
+        """``private``: encrypt the tensors."""
         super().__init__(NAME)
-        self._links = LineLinks(server, task, incarnation, key, lines)
+        self._links = LineLinks(server, task, incarnation, key, lines, private=private)
 
     @property
     def name(self) -> str:
@@ -32,7 +42,7 @@ class TcpTransport(RegionTransport):
 
     def connect(self, peer: PeerAddress, dials: bool, events: EndpointEvents) -> TcpEndpoint:
         try:
-            parse_address(peer.address.decode())
+            parse_address(peer.address.decode().removeprefix(PRIVATE))
         except (AddressError, UnicodeDecodeError) as error:
             raise NoPathError(f"{peer.task} published an address that cannot be read: {error}") from error
         endpoint = TcpEndpoint(peer, self._regions.grants, events)

@@ -82,7 +82,7 @@ CLUSTER_FLAGS: tuple[Flag, ...] = (
         "require_private",
         FlagKind.SWITCH,
         _SPEC.require_private,
-        "encrypt tensors too, and refuse what cannot be encrypted: grpc+tcp, grpc+ucx, grpc+verbs, gloo and NCCL",
+        "encrypt tensors too, and refuse what cannot be encrypted: grpc+ucx, grpc+verbs, gloo and NCCL",
         upstream=False,
     ),
     _CLUSTER.works(
