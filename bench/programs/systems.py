@@ -78,6 +78,7 @@ class UnderLockstep(Alone):
         servers = 1 if asked.system == "lockstep-servers" else 0
         self._job = lockstep.join(servers=servers, **join_options(asked.join))
         self.rank = self._job.worker
+        self._job_clips = asked.job_clips or (servers > 0 and self._job.workers > 1)
 
     def wrap(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> nn.Module:
         wrapped, _ = self._job.wrap(model, optimizer)
@@ -87,8 +88,9 @@ class UnderLockstep(Alone):
         return range(count) if self._asked.range else self._job.steps(count)
 
     def clip(self, parameters: list[nn.Parameter], most: float) -> None:
-        """With several workers and servers, torch's own function would clip each worker's share, not the mean."""
-        if self._asked.job_clips:
+        """The mean, as DDP's program does. Where a server makes it from several workers' gradients, only the job can;
+        torch's own function would clip each worker's share."""
+        if self._job_clips:
             self._job.clip_grad_norm_(most)
         else:
             super().clip(parameters, most)

@@ -1,5 +1,7 @@
 """The loop that all programs here share, as in nanoGPT: decay for matrices only, warm-up and cosine, clipping, AdamW.
 
+AdamW is torch's fused one everywhere, because that is what servers run, so that all systems run the same kernel.
+
 After its steps a process prints one line, ``result {...}``, which ``bench/own_program.py`` reads.
 """
 
@@ -45,11 +47,13 @@ def options(about: str | None, **sizes: int) -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=int, default=30, help="timed steps")
     parser.add_argument("--warm_up", type=int, default=8, help="steps before them")
     parser.add_argument("--float32", action="store_true", help="on a GPU: no autocast to bfloat16")
-    parser.add_argument("--no_fused", action="store_true", help="on a GPU: torch's default AdamW, not the fused one")
+    parser.add_argument("--no_fused", action="store_true", help="AdamW as torch chooses; servers run the fused one")
     parser.add_argument("--ddp_backend", choices=("", "nccl", "gloo"), default="")
     parser.add_argument("--ddp_views", action="store_true", help="DDP's gradient_as_bucket_view")
     parser.add_argument("--range", action="store_true", help="count steps with range(), not with job.steps()")
-    parser.add_argument("--job_clips", action="store_true", help="under Lockstep: job.clip_grad_norm_(), not torch's")
+    parser.add_argument(
+        "--job_clips", action="store_true", help="under Lockstep: job.clip_grad_norm_() even if torch's does the same"
+    )
     parser.add_argument("--join", action="append", default=[], metavar="NAME=VALUE", help="for lockstep.join()")
     for name, default in sizes.items():
         parser.add_argument(f"--{name}", type=int, default=default)
@@ -73,7 +77,7 @@ def _train(asked: argparse.Namespace, recipe: Recipe, system: Alone) -> dict[str
     model = recipe.build().to(device)
     if recipe.channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    optimizer = make_optimizer(model, fused=device.type == "cuda" and not asked.no_fused)
+    optimizer = make_optimizer(model, fused=not asked.no_fused)
     parameters = [*model.parameters()]
     model = system.wrap(model, optimizer)
     # Not torch's own generator, which job.steps() seeds: every system shall draw its batches in the same way.

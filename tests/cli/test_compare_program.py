@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.benchmark.compare.program_results import NAMES, TITLES
 from lockstep.cli.compare_program import names_program, parse_program
 from lockstep.errors import BadInput, HelpAsked
 from lockstep.runtime.compared import Shape
@@ -91,6 +92,20 @@ def test_servers_are_one_more_row(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Lockstep, with servers" in done.stdout
     assert "of the limit" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(220)
+def test_the_printed_parts_of_ranks_make_up_their_step(tmp_path: Path) -> None:
+    done = compare(tmp_path, "--only=ranks")
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in done.stdout.splitlines() if "|" in line]
+    titles, ranks = rows[0], next(row for row in rows if row[0] == NAMES[Shape.RANKS])
+    parts = [float(ranks[titles.index(title)]) for title in TITLES]
+    whole = float(ranks[1].split()[0])
+    assert parts[4] >= 0
+    assert min(parts[:4]) > 0
+    assert sum(parts) == pytest.approx(whole, abs=0.05)
 
 
 def test_a_program_that_ends_too_early_is_told_so(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A program of one's own in which worker 1 has a fault in its model: ``python faulty_program.py [flags] --fault=NAME``.
+"""A program of one's own in which worker 1 has a fault, in its model or its loop: ``faulty_program.py --fault=NAME``.
 
 It prints ``struck``, and the line in which it is then is marked with the fault's name.
 """
@@ -33,14 +33,15 @@ class Model(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         if self.fault:
-            sys.stdout.write("struck\n")
-            sys.stdout.flush()
+            say_struck()
             self.strike(self.fault)
         return self.layer(inputs)  # type: ignore[no-any-return]
 
     def strike(self, fault: str) -> None:
         if fault == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
+        if fault == "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
         if fault == "lock":
             with self.lock, self.lock:  # here: lock
                 pass
@@ -60,6 +61,11 @@ class Model(nn.Module):
             torch.ones(1 << 30)  # here: memory
 
 
+def say_struck() -> None:
+    sys.stdout.write("struck\n")
+    sys.stdout.flush()
+
+
 def main() -> None:
     ours, rest = lockstep.cluster_flags(sys.argv[1:])
     torch.set_num_threads(1)
@@ -70,6 +76,9 @@ def main() -> None:
     job.wrap(model, optimizer)
     for step in job.steps(1_000_000):
         model.fault = fault if step == STEP and job.worker == 1 else ""
+        if model.fault == "skip":
+            say_struck()
+            continue
         model(torch.randn(4, 16)).sum().backward()
         optimizer.step()
         optimizer.zero_grad()

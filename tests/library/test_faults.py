@@ -1,5 +1,5 @@
-"""Faults in programs of one's own, in both shapes of a job: the others name them within 5 s, with file and line where
-there is one, and 15 s after the end of the job nothing is left of it."""
+"""Faults in programs of one's own, in both shapes of a job, and where gloo carries the gradients: the others name them
+within 5 s, with file and line where there is one, and 15 s after the end of the job nothing is left of it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ NAMED_SECONDS = 5.0
 GONE_SECONDS = 15.0
 ENDS_AFTER = 6.0
 """``user_code_timeout`` and ``stall_after`` of the program: what may only be slow ends the job then."""
-HANGING = ("lock", "loop", "native", "descriptors")
+HANGING = ("lock", "loop", "native", "descriptors", "stop")
+FAULTS = ("kill", "lock", "exit", "raise", "loop", "native", "descriptors", "memory", "stop", "skip")
+OVER_GLOO = ("kill", "lock", "raise", "stop", "skip")
 pytestmark = [pytest.mark.drill, pytest.mark.timed, pytest.mark.timeout(180)]
 
 
@@ -41,8 +43,10 @@ def names(fault: str) -> list[str]:
         "native": "native code blocks all its Python threads",
         "descriptors": "has closed all its descriptors",
         "memory": "can't allocate memory",
+        "stop": "has been stopped for",
+        "skip": "every worker must make the same calls in the same order",
     }[fault]
-    if fault in ("kill", "descriptors"):
+    if fault in ("kill", "descriptors", "stop", "skip"):
         return [what]
     return [what, f"{PROGRAM.name}, line {line_of(fault)}" if fault == "exit" else f"{PROGRAM.name}:{line_of(fault)}"]
 
@@ -82,19 +86,23 @@ class FaultyJob:
         wait_until(lambda: not processes_mentioning(self.address), left, "the sidecars are gone")
 
 
-def start(warm: WarmStart, fault: str, servers: int, started: ExitStack) -> FaultyJob:
+def start(warm: WarmStart, fault: str, servers: int, backend: str, started: ExitStack) -> FaultyJob:
     addresses = [f"127.0.0.1:{port}" for port in free_ports(servers + 2)]
     flags = [str(PROGRAM), f"--worker_hosts={','.join(addresses[servers:])}", f"--fault={fault}"]
     flags += [f"--ps_hosts={','.join(addresses[:servers])}", "--on_worker_loss=abort"] if servers else []
+    flags += [f"--backend={backend}"] if backend else []
     tasks = [("ps", 0)] * servers + [("worker", 0), ("worker", 1)]
     commands = [[*flags, f"--job_name={name}", f"--task_index={index}"] for name, index in tasks]
     return FaultyJob(fault, addresses[0], [started.enter_context(warm.start(command)) for command in commands])
 
 
-@pytest.mark.parametrize("fault", ["kill", "lock", "exit", "raise", "loop", "native", "descriptors", "memory"])
-def test_a_fault_in_a_program_is_named_in_time_and_nothing_stays(warm: WarmStart, fault: str) -> None:
+@pytest.mark.parametrize(
+    ("backend", "fault"), [*(("", fault) for fault in FAULTS), *(("gloo", fault) for fault in OVER_GLOO)]
+)
+def test_a_fault_in_a_program_is_named_in_time_and_nothing_stays(warm: WarmStart, backend: str, fault: str) -> None:
+    shapes = (0,) if backend else (0, 1)
     with ExitStack() as started:
-        jobs = [start(warm, fault, servers, started) for servers in (0, 1)]  # both at once, to save time
+        jobs = [start(warm, fault, servers, backend, started) for servers in shapes]  # all at once, to save time
         for job in jobs:
             job.strike()
         for job in jobs:

@@ -18,6 +18,7 @@ from lockstep.runtime.cores import cgroup_folders, usable_cores
 from lockstep.runtime.task.outcome import JobEndedError
 from lockstep.security.chosen import chosen_key
 from lockstep.security.key import Purpose
+from lockstep.training.ranks.connections import Connections
 from lockstep.training.ranks.listening import gloo_device, reach_store, serve_store, stay_on_interface
 from lockstep.training.sealed_store import SealedStore, StoreForged
 from lockstep.training.torch_private import c10d, gloo_options
@@ -100,7 +101,9 @@ class WorkerGroup:
         self._is_global = False
         self._store: Any = _sealed(meeting, _meet(meeting))
         self.backend = _choose(meeting, self._store)
-        self._group: Any = _process_group(meeting, self._store, self.backend)
+        self._connections = Connections()
+        with self._connections.made_here():
+            self._group: Any = _process_group(meeting, self._store, self.backend)
 
     @property
     def on_device(self) -> bool:
@@ -136,8 +139,11 @@ class WorkerGroup:
             _make_global(self.meeting, self._store, self.backend)
             self._is_global = True
 
-    def close(self) -> None:
-        """Let go of connections and threads; nothing can be reduced any more."""
+    def close(self, *, early: bool) -> None:
+        """Let go of connections and threads; nothing can be reduced any more. ``early``: not all have come to the end,
+        and what this worker still waits for may never arrive."""
+        if early and not self.on_device:
+            self._connections.cut()
         if self._is_global:
             dist.destroy_process_group()
             self._is_global = False

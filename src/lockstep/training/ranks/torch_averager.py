@@ -51,6 +51,8 @@ class TorchAverager:
         self._works: dict[BucketId, _Pending] = {}
         self._on_device: deque[tuple[Step, BucketId, dist.Work]] = deque()
         """NCCL only: work that is not known to be finished on the device, oldest first."""
+        self._left = False
+        """All workers have come to the end of the job."""
         self._looking = threading.Lock()
         self._node.look_with(self._look_at_device)
         self._node.prepare(self.plan)
@@ -171,13 +173,14 @@ class TorchAverager:
         self._node.tell_unsaved()
         with contextlib.suppress(JobEndedError):  # it has ended well; only the store has to outlive its users
             self._group.wait_for_all("end")
+            self._left = True
 
     def close(self) -> None:
         self._node.look_with(lambda: None)
         with self._looking:
             self._on_device.clear()
         self._works.clear()
-        self._group.close()
+        self._group.close(early=not self._left)
 
 
 class _Pending:

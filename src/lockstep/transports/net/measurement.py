@@ -34,6 +34,8 @@ from lockstep.transports.registry import missing_library
 from lockstep.transports.ucx.agent import AgentError
 
 IN_FLIGHT = 4
+SERVING = ("-m", "lockstep.transports.net.serving")
+"""What Python runs as the peer on this machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +50,9 @@ class MeasurementPlan:
 
 
 @contextmanager
-def local_peer(ports: PortRange | None = None) -> Iterator[Caller]:
+def local_peer(ports: PortRange | None = None, program: Sequence[str] = SERVING) -> Iterator[Caller]:
     """A peer in a separate process on this machine. It ends with the connection, whatever happens here."""
-    command = [sys.executable, "-m", "lockstep.transports.net.serving", *([] if ports is None else [str(ports)])]
+    command = [sys.executable, *program, *([] if ports is None else [str(ports)])]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         caller = Caller("127.0.0.1", int(process.stdout.readline()), chosen_key(), ports)
