@@ -268,7 +268,8 @@ class CoordinatorRig(Rig):
 class MemberRig(Rig):
     """The membership of worker 1."""
 
-    def __init__(self, *, seconds: float = 300.0, deputy: TaskId | None = None) -> None:
-        journal, join = Journal(), join_of(worker(1))
-        self.machine = MemberMachine(worker(1), server(0), join, 100.0 + seconds, journal, 100.0, deputy=deputy)
+    def __init__(self, *, seconds: float = 300.0, deputy: TaskId | None = None, returns: bool = False) -> None:
+        journal, until = Journal(), 100.0 + seconds
+        join = join_of(worker(1))
+        self.machine = MemberMachine(worker(1), server(0), join, until, journal, 100.0, returns=returns, deputy=deputy)
         super().__init__(self.machine, journal)

@@ -191,8 +191,9 @@ def test_a_coordinator_that_began_anew_after_the_loss_of_a_server_is_not_blamed_
 GONE, DEPUTY_GONE = (PeerGone(task, because("was killed by signal 9"), life(task)) for task in (PS, server(1)))
 
 
-def test_the_late_end_of_a_former_coordinator_does_not_count_once_the_next_is_here() -> None:
-    rig = MemberRig(deputy=server(1))
+@pytest.mark.parametrize("returns", [False, True], ids=["without checkpoints", "with checkpoints"])
+def test_the_late_end_of_a_former_coordinator_does_not_count_once_the_next_is_here(returns: bool) -> None:
+    rig = MemberRig(deputy=server(1), returns=returns)
     rig.tell(UP)
     rig.tell(LOST)
     assert rig.tell(LinkUp(PS, 99)) == [Send(PS, join_of(ME))]

@@ -171,8 +171,10 @@ class MemberMachine:
 
     def _on_link_up(self, event: LinkUp, now: float) -> list[Effect]:
         known, self._coordinator_life = self._coordinator_life, event.incarnation
-        if (self._returns or (self._view and self._deputy is not None)) and known not in (0, event.incarnation):
+        is_stale = self._returns if self._deputy is None else bool(self._view)
+        if is_stale and known not in (0, event.incarnation):
             # Before its view came, this task may have worked for the former coordinator's job: its memory is stale.
+            # Where servers have second homes it has not, and a cluster that forms waits for its next incarnation.
             reason = Reason(Cause.STALE_INCARNATION, phrases.started_again())
             return self._on_peer_gone(PeerGone(self.coordinator, reason, known), now)
         self._linked = True
