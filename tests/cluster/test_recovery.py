@@ -11,11 +11,13 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from cluster.tasks import SMALL_RUN, STEPS, THE_RUN, TWO_AND_TWO, any_case, final_of, tasks_of
 from helpers.marks import others_long
 from helpers.once import made_once
+from helpers.ports import free_ports
 from helpers.programs import run_lockstep, start_lockstep
 from helpers.waiting import wait_until
 from lockstep.protocol.core.ids import TaskId, server, worker
@@ -80,6 +82,18 @@ def test_the_second_home_of_a_killed_server_takes_over_and_the_bits_are_the_same
     assert (tmp_path / "final.safetensors").read_bytes() == undisturbed
     (last,) = (tmp_path / "checkpoints").glob("step-*")
     assert len(verify(last).shards) == 1, "the other one has written what both would have"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this host has a GPU")
+def test_a_server_without_the_gpu_that_the_others_have_is_refused() -> None:
+    first, second, third = (f"127.0.0.1:{port}" for port in free_ports(3))
+    lists = (f"--ps_hosts={first},{second}", f"--worker_hosts={third}", "--job_name=ps", "--task_index=1")
+    done = run_lockstep("bench", *lists, "--server_replicas=1", "--device=gpu", timeout=50)
+    assert done.code == 2, done
+    assert "torch sees no GPU on this server's host; give --local_parameter_device=cpu to all tasks." in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 NARROW = (*RUN, "--wire_dtype=bfloat16")
