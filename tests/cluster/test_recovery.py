@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -20,9 +21,11 @@ from helpers.once import made_once
 from helpers.ports import free_ports
 from helpers.programs import run_lockstep, start_lockstep
 from helpers.waiting import wait_until
+from lockstep.protocol.core.causes import ReportKind
 from lockstep.protocol.core.ids import TaskId, server, worker
 from lockstep.protocol.phrases import named
 from lockstep.runtime.checkpoint.folder import verify
+from lockstep.runtime.watch.events import EVENTS
 
 pytestmark = pytest.mark.timed
 
@@ -82,6 +85,9 @@ def test_the_second_home_of_a_killed_server_takes_over_and_the_bits_are_the_same
     assert (tmp_path / "final.safetensors").read_bytes() == undisturbed
     (last,) = (tmp_path / "checkpoints").glob("step-*")
     assert len(verify(last).shards) == 1, "the other one has written what both would have"
+    events = [json.loads(line) for line in (tmp_path / EVENTS).read_text().splitlines()]
+    ((teller, whole),) = [(event["task"], event["whole"]) for event in events if event["kind"] == ReportKind.REPLICA]
+    assert (teller, whole) == (str(other), False)
 
 
 @pytest.mark.slow

@@ -495,6 +495,11 @@ class Node(Observed):
         return 0.0 if self.share is None else self.share.checkpoint_written
 
     @property
+    def has_replica(self) -> bool | None:
+        """Whether the loss of any one server would be survived now; None: this task does not know."""
+        return None if self.share is None or self.forming else self.share.has_replica
+
+    @property
     def rejoins(self) -> int:
         """How many tasks have come back as another incarnation, as far as this one has seen."""
         return len(self._former)
@@ -626,6 +631,7 @@ class Node(Observed):
             self._has_replica = effect.has_replica
             if self.machine.coordinator is not None and not self.rules.ranks_return:
                 self.say(phrases.replica_changed(has_one=effect.has_replica))
+                self.watchdog.note_replica(whole=effect.has_replica)
         for member in effect.members:
             task = TaskId.parse(member.task)
             known = self._lives.get(task, member.incarnation)
