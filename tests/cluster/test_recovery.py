@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from cluster.tasks import SMALL_RUN, STEPS, THE_RUN, TWO_AND_TWO, any_case, final_of, tasks_of
+from cluster.tasks import SMALL_RUN, STEPS, THE_RUN, TWO_AND_TWO, Tasks, any_case, final_of, tasks_of
 from helpers.marks import others_long
 from helpers.once import made_once
 from helpers.ports import free_ports
@@ -88,6 +88,57 @@ def test_the_second_home_of_a_killed_server_takes_over_and_the_bits_are_the_same
     events = [json.loads(line) for line in (tmp_path / EVENTS).read_text().splitlines()]
     ((teller, whole),) = [(event["task"], event["whole"]) for event in events if event["kind"] == ReportKind.REPLICA]
     assert (teller, whole) == (str(other), False)
+
+
+def lose_both_homes(tasks: Tasks, together: bool) -> None:
+    """Kill both servers: at once, or the coordinator's once it holds everything alone."""
+    first, last = server(1), server(0)
+    tasks.programs[worker(0)].wait_for("\n30\timages/sec:", 80)
+    coordinator = tasks.task_pid(last)
+    os.kill(tasks.task_pid(first), signal.SIGSTOP if together else signal.SIGKILL)
+    if together:
+        os.kill(tasks.task_pid(first), signal.SIGKILL)
+    else:
+        tasks.programs[last].wait_for("there is no replica", 20)
+    os.kill(coordinator, signal.SIGKILL)
+
+
+BOTH = pytest.mark.parametrize(
+    "together", others_long([True, False], [False]), ids=lambda at_once: "at once" if at_once else "one after another"
+)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@BOTH
+def test_after_the_loss_of_both_homes_all_go_back_to_the_newest_checkpoint(
+    together: bool, undisturbed: bytes, tmp_path: Path
+) -> None:
+    flags = (*RUN, f"--train_dir={tmp_path}", "--server_replicas=1", "--save_model_steps=20", "--restarts=1")
+    with tasks_of(TWO_AND_TWO, *flags) as tasks:
+        for task in TWO_AND_TWO.tasks():
+            tasks.start(task)
+        lose_both_homes(tasks, together)
+        results = tasks.finish(60)
+    assert {done.code for done in results.values()} == {0}, results
+    assert "Traceback" not in "".join(done.stderr for done in results.values())
+    assert re.search(r"Resuming at step [2-9]0", results[worker(0)].stdout), results[worker(0)]
+    assert (tmp_path / "final.safetensors").read_bytes() == undisturbed
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@BOTH
+def test_without_a_checkpoint_the_loss_of_both_homes_ends_the_job_and_names_the_server(together: bool) -> None:
+    with tasks_of(TWO_AND_TWO, "--num_batches=1000000", "--display_every=1", "--server_replicas=1") as tasks:
+        for task in TWO_AND_TWO.tasks():
+            tasks.start(task)
+        lose_both_homes(tasks, together)
+        results = tasks.finish(40)
+    for task in TWO_AND_TWO.tasks():
+        assert results[task].code == (3 if task in TWO_AND_TWO.worker_ids() else 1), results
+    for task in TWO_AND_TWO.worker_ids():  # either server: a worker may hear of both at once
+        assert re.search(r"The job ended.*\. Server [01] was killed by SIGKILL", results[task].stderr), results
 
 
 @pytest.mark.slow
