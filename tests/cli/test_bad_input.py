@@ -96,6 +96,9 @@ SENTENCES: dict[str, str] = {
     "--from_scratch --train_dir=x": (
         "only runs with servers resume, so this one begins from scratch anyway; leave out --from_scratch."
     ),
+    "--server_replicas=1": (
+        "--server_replicas needs two servers, and a run in one process has none; add --ps=2 --workers=1."
+    ),
     "--ps=1": "a cluster needs at least one server and one worker; give both, for example --ps=1 --workers=2.",
     "--ps=1 --workers=2 --job_name=ps": (
         "--job_name starts one task of a cluster, but --ps and --workers start a whole cluster on this machine; "

@@ -18,6 +18,8 @@ from lockstep.errors import BadInput
 from lockstep.library.join import JoinArguments
 from lockstep.protocol.core.ids import server
 
+TWO_SERVERS = ("--ps_hosts=127.0.0.1:1,127.0.0.1:2", "--worker_hosts=127.0.0.1:3")
+
 
 def test_help_names_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ps", "--help"]) == 0
@@ -38,6 +40,8 @@ def test_help_names_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
             "replicas_to_aggregate=2 is not possible with 1 workers",
         ),
         (["--ps_hosts=127.0.0.1:1", "--worker_hosts=127.0.0.1:2", "--job_name=worker"], "is always a server"),
+        ([*TWO_SERVERS, "--server_replicas=1", "--nocross_replica_sync"], "(the flag --cross_replica_sync=False)"),
+        ([*TWO_SERVERS, "--restarts=1"], "add --server_replicas=1 to all tasks"),
         (["--model=trivial"], "model"),
     ],
 )

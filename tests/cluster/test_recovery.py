@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -11,16 +12,20 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
-from cluster.tasks import SMALL_RUN, STEPS, THE_RUN, TWO_AND_TWO, any_case, final_of, tasks_of
+from cluster.tasks import SMALL_RUN, STEPS, THE_RUN, TWO_AND_TWO, Tasks, any_case, final_of, tasks_of
 from helpers.marks import others_long
 from helpers.once import made_once
+from helpers.ports import free_ports
 from helpers.programs import run_lockstep, start_lockstep
 from helpers.waiting import wait_until
+from lockstep.protocol.core.causes import ReportKind
 from lockstep.protocol.core.ids import TaskId, server, worker
 from lockstep.protocol.phrases import named
 from lockstep.runtime.checkpoint.folder import verify
+from lockstep.runtime.watch.events import EVENTS
 
 pytestmark = pytest.mark.timed
 
@@ -80,6 +85,72 @@ def test_the_second_home_of_a_killed_server_takes_over_and_the_bits_are_the_same
     assert (tmp_path / "final.safetensors").read_bytes() == undisturbed
     (last,) = (tmp_path / "checkpoints").glob("step-*")
     assert len(verify(last).shards) == 1, "the other one has written what both would have"
+    events = [json.loads(line) for line in (tmp_path / EVENTS).read_text().splitlines()]
+    ((teller, whole),) = [(event["task"], event["whole"]) for event in events if event["kind"] == ReportKind.REPLICA]
+    assert (teller, whole) == (str(other), False)
+
+
+def lose_both_homes(tasks: Tasks, together: bool) -> None:
+    """Kill both servers: at once, or the coordinator's once it holds everything alone."""
+    first, last = server(1), server(0)
+    tasks.programs[worker(0)].wait_for("\n30\timages/sec:", 80)
+    coordinator = tasks.task_pid(last)
+    os.kill(tasks.task_pid(first), signal.SIGSTOP if together else signal.SIGKILL)
+    if together:
+        os.kill(tasks.task_pid(first), signal.SIGKILL)
+    else:
+        tasks.programs[last].wait_for("there is no replica", 20)
+    os.kill(coordinator, signal.SIGKILL)
+
+
+BOTH = pytest.mark.parametrize(
+    "together", others_long([True, False], [False]), ids=lambda at_once: "at once" if at_once else "one after another"
+)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@BOTH
+def test_after_the_loss_of_both_homes_all_go_back_to_the_newest_checkpoint(
+    together: bool, undisturbed: bytes, tmp_path: Path
+) -> None:
+    flags = (*RUN, f"--train_dir={tmp_path}", "--server_replicas=1", "--save_model_steps=20", "--restarts=1")
+    with tasks_of(TWO_AND_TWO, *flags) as tasks:
+        for task in TWO_AND_TWO.tasks():
+            tasks.start(task)
+        lose_both_homes(tasks, together)
+        results = tasks.finish(60)
+    assert {done.code for done in results.values()} == {0}, results
+    assert "Traceback" not in "".join(done.stderr for done in results.values())
+    assert re.search(r"Resuming at step [2-9]0", results[worker(0)].stdout), results[worker(0)]
+    assert (tmp_path / "final.safetensors").read_bytes() == undisturbed
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@BOTH
+def test_without_a_checkpoint_the_loss_of_both_homes_ends_the_job_and_names_the_server(together: bool) -> None:
+    with tasks_of(TWO_AND_TWO, "--num_batches=1000000", "--display_every=1", "--server_replicas=1") as tasks:
+        for task in TWO_AND_TWO.tasks():
+            tasks.start(task)
+        lose_both_homes(tasks, together)
+        results = tasks.finish(40)
+    for task in TWO_AND_TWO.tasks():
+        assert results[task].code == (3 if task in TWO_AND_TWO.worker_ids() else 1), results
+    for task in TWO_AND_TWO.worker_ids():  # either server: a worker may hear of both at once
+        assert re.search(r"The job ended.*\. Server [01] was killed by SIGKILL", results[task].stderr), results
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this host has a GPU")
+def test_a_server_without_the_gpu_that_the_others_have_is_refused() -> None:
+    first, second, third = (f"127.0.0.1:{port}" for port in free_ports(3))
+    lists = (f"--ps_hosts={first},{second}", f"--worker_hosts={third}", "--job_name=ps", "--task_index=1")
+    done = run_lockstep("bench", *lists, "--server_replicas=1", "--device=gpu", timeout=50)
+    assert done.code == 2, done
+    assert "torch sees no GPU on this server's host; give --local_parameter_device=cpu to all tasks." in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 NARROW = (*RUN, "--wire_dtype=bfloat16")

@@ -27,6 +27,7 @@ from diagnose.faulty import (
 )
 from helpers.reasons import because
 from helpers.snapshots import (
+    GRADIENT,
     PS0,
     PS1,
     STEP,
@@ -320,6 +321,20 @@ def test_a_coordinator_that_waits_for_its_own_commit_is_in_no_deadlock() -> None
     verdict = verdict_of(analyse(cluster.evidence()))
     assert verdict.cause is not Cause.DEADLOCK
     assert verdict.culprit == str(PS1)
+
+
+@pytest.mark.parametrize(("unacknowledged", "cause"), [(0, Cause.UNKNOWN), (951, Cause.LINK_DOWN)])
+def test_two_servers_that_are_cut_from_each_other_are_in_no_deadlock(unacknowledged: int, cause: Cause) -> None:
+    """The second home goes on to the next step, for which a worker needs what its home may not let out yet."""
+    cluster = healthy(servers=2)
+    cluster.task(PS0)["waits"] = [wait(PS1, WaitKind.HOLDING, 3.2)]
+    cluster.task(PS1)["waits"] = [wait(W0, key(W0, PS1, GRADIENT), 3.2, step=STEP + 1)]
+    waiting_worker(cluster, W0, 3.2, state="confirmed")
+    cluster.both_unheard(PS0, PS1, 3.2)
+    for one, other in ((PS0, PS1), (PS1, PS0)):
+        cluster.link(one, other)["kernel"].update(segments_in=0, waiting=unacknowledged)
+    verdict = verdict_of(analyse(cluster.evidence()))
+    assert (verdict.cause, verdict.peer, verdict.culprit) == (cause, str(PS0), str(PS1))
 
 
 def test_a_checkpoint_that_is_being_written_is_only_a_warning() -> None:

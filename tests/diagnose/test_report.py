@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 from diagnose.faulty import FAULTY, Faulty, frozen
+from helpers.snapshots import PS0, PS1, healthy
 from lockstep.diagnose.analyse import analyse
 from lockstep.diagnose.text import RULE, notice_line, render
 from lockstep.diagnose.verdict import read_diagnosis
@@ -25,6 +26,20 @@ def test_a_report_is_one_screen_and_survives_its_json_form(faulty: Faulty) -> No
     assert text.count(diagnosis.verdict.culprit) == 1, "its full name is there once, for tools that look for it"
     assert "/job:" not in text.splitlines()[0]
     assert read_diagnosis(diagnosis.to_json()) == diagnosis
+
+
+def test_what_has_no_second_home_now_is_a_fact_and_no_verdict() -> None:
+    cluster = healthy(servers=2)
+    for server in (PS0, PS1):
+        cluster.task(server)["machines"]["role"]["whole"] = False
+    cluster.task(PS1)["machines"]["coordinator"] = {"phase": "running"}
+    diagnosis = analyse(cluster.evidence())
+    assert diagnosis.healthy
+    assert diagnosis.verdict is None
+    (line,) = [line for line in render("why", diagnosis).splitlines() if "not everything has a second home now" in line]
+    assert "server 1" in line
+    cluster.task(PS1)["machines"]["role"]["whole"] = True
+    assert "second home" not in render("why", analyse(cluster.evidence()))
 
 
 def test_a_notice_names_who_waits_for_whom_for_what_and_since_when() -> None:

@@ -75,8 +75,9 @@ def _metrics() -> bytes:
     steps = {"step": 7, "started_at": 0, "counted": 3, "productive": 1.5, "last_step": 1e9, "examples": 4}
     waits = {"waited": {"a": 1.0}, "waited_in_all": 1.0, "waits": {"a": 2.0}}
     links = {"links": [["grpc", "up", 2]], "bytes": [["grpc", 1, 2]], "rejoins": 1, "checkpoint": 1e9, "refused": 0}
+    homes = {"replica": False}
     histograms = {"bounds": list(BOUNDS), "steps": told, "parts": {"computing": told}}
-    return json.dumps({**named, **steps, **waits, **links, **histograms}).encode()
+    return json.dumps({**named, **steps, **waits, **links, **homes, **histograms}).encode()
 
 
 def _page_of(data: bytes) -> None:

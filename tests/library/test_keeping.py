@@ -10,7 +10,16 @@ import pytest
 import torch
 
 from lockstep.library.errors import UsageError
-from lockstep.library.settings import OWN, TORCH, Exchange, Keeping, keeping_problems, loss_notice, recovery_rules
+from lockstep.library.settings import (
+    OWN,
+    TORCH,
+    Exchange,
+    Keeping,
+    keeping_problems,
+    loss_notice,
+    recovery_rules,
+    replica_problems,
+)
 from lockstep.library.state_codec import from_text, to_text
 from lockstep.protocol.coordinator.recovery import LossPolicy
 
@@ -101,6 +110,19 @@ def test_who_asks_for_an_end_gets_it_and_is_told() -> None:
 def test_choices_that_make_no_sense_get_a_sentence(keeping: Keeping, exchange: Exchange, sentence: str) -> None:
     (problem,) = keeping_problems(keeping, exchange, 2, launched=False)
     assert sentence in problem
+
+
+@pytest.mark.parametrize(
+    ("exchange", "sentence"),
+    [
+        (ASYNC, r"omit synchronous=False \(the flag --cross_replica_sync=False\)\."),
+        (BACKUP, "needs all workers in every step; omit replicas_to_aggregate"),
+    ],
+    ids=["async", "backup workers"],
+)
+def test_second_homes_need_steps_of_all_workers(exchange: Exchange, sentence: str) -> None:
+    (problem,) = replica_problems(exchange, 2)
+    assert re.search(sentence, problem)
 
 
 def test_a_job_under_a_launcher_may_save_checkpoints() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -17,7 +18,7 @@ from helpers.once import lines_once
 from helpers.programs import LOCKSTEP, Finished, Program
 from helpers.waiting import wait_until
 from library.test_join import ONE_THREAD, hosts
-from lockstep.transports.control.monitor_client import Unreachable, describe, snapshot_fields
+from lockstep.transports.control.monitor_client import Unreachable, describe, fetch_metrics, snapshot_fields
 
 PROGRAM = (sys.executable, str(Path(__file__).with_name("lasting_program.py")))
 WORK = ("--steps=14", "--clip", "--state")
@@ -65,6 +66,10 @@ class Cluster:
     def is_whole(self) -> bool:
         return all(self.role(index).get("whole") for index in range(2))
 
+    def tells_whole(self, index: int) -> Any:
+        """What a server tells for the metric of second homes."""
+        return json.loads(fetch_metrics(describe(self.addresses[index], 5.0).task_address, 5.0))["replica"]
+
     def kill(self, index: int) -> None:
         before = self.pid(index)
         os.kill(before, signal.SIGKILL)
@@ -100,10 +105,15 @@ def test_a_killed_server_costs_no_step_and_comes_back_as_second_home(
     with ExitStack() as started:
         cluster = Cluster(started, f"--hold={go}", shared=(f"--server_protocol={protocol}",))
         cluster.workers[0].wait_for("step 3\n", SECONDS)
+        assert cluster.tells_whole(1 - lost) is True
         cluster.kill(lost)
-        other = cluster.servers[1 - lost]
+        next_life, other = cluster.pid(lost), cluster.servers[1 - lost]
+        os.kill(next_life, signal.SIGSTOP)
         other.wait_for("there is no replica", 20)
+        assert cluster.tells_whole(1 - lost) is False
+        os.kill(next_life, signal.SIGCONT)
         other.wait_for("has a second home again", 60)
+        wait_until(lambda: cluster.tells_whole(1 - lost), 10, "the metric")
         wait_until(cluster.is_whole, 30, "a replica of everything")
         assert [cluster.role(index)["made_twice"] for index in range(2)] == [0, 0]
         go.touch()

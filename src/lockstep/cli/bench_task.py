@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from lockstep.benchmark.settings.config import BenchConfig, recovery_rules, settings
+from lockstep.benchmark.settings.config import BenchConfig, recovery_rules, server_device, settings
 from lockstep.cli.progress import Output
 from lockstep.errors import EXIT_BAD_INPUT, EXIT_FAILED, EXIT_VERDICT, BadInput
 from lockstep.library.launcher import LAUNCHED_VARIABLE
@@ -116,7 +116,22 @@ def planted_faults(environ: Mapping[str, str]) -> tuple[Fault, ...]:
         raise BadInput(f"{FAULTS_VARIABLE} cannot be read: {error}; unset it: it is only for drills.") from error
 
 
+def _refuse_missing_gpu(config: BenchConfig) -> None:
+    """With second homes a server may not update on its CPU where the others have a GPU. Imports torch only for that."""
+    if config.cluster is None or not config.cluster.server_replicas or server_device(config) != "gpu":
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        raise BadInput(
+            "--server_replicas=1 needs servers that all update on the same kind of device, and torch sees no GPU on "
+            "this server's host; give --local_parameter_device=cpu to all tasks."
+        )
+
+
 def _run_server(config: BenchConfig, reporter: TaskReporter, signals: TaskSignals, former: FormerLife) -> int:
+    _refuse_missing_gpu(config)
+
     def make_store() -> ShardStore:
         from lockstep.benchmark.training.run import server_store
 

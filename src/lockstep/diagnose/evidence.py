@@ -181,7 +181,7 @@ def leads_to(evidence: Evidence, waiting: Waiting) -> list[Waiting]:
             return _why_no_commit(evidence, waiting)
         case WaitKind.CALL:
             return _why_not_come(evidence, view)
-        case WaitKind.ANSWER:
+        case WaitKind.ANSWER | WaitKind.HOLDING:
             return []  # whatever else that task waits for: its loop and its store answer by themselves
         case WaitKind.NORM:
             return _why_no_norm(view, waiting)

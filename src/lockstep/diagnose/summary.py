@@ -34,6 +34,8 @@ def task_line(seen: Seen) -> TaskLine:
             doing = phrases.thread_is_at(view.main.doing, view.main.detail, view.main.seconds)
         elif view.store is not None and view.store.busy > 0.05:
             doing = phrases.store_is_at(view.store.doing, view.store.busy)
+        if view.lacks_replica:
+            doing = phrases.without_replica(doing)
         return TaskLine(task=seen.task, host=view.host, pid=view.pid, step=view.step, doing=doing, answers=True)
     if monitor is not None:
         state = phrases.has_exit_code(monitor.exit_code) if monitor.exited else monitor.state or monitor.phase

@@ -82,6 +82,7 @@ def read_task(data: bytes) -> TaskView:
         served={whole_of(one.get("id"), -1): _bucket(one) for one in objects_of(share.get("buckets"))},
         served_step=whole_of(share.get("step"), -2),
         committed=whole_of(share.get("committed"), -2),
+        lacks_replica=bool(books.get("coordinator")) and role.get("whole") is False,
         handed=_pair(role.get("handed")),
         call=_place(call.get("place")) if call.get("open") is True else None,
         called=_place(call.get("place")),

@@ -259,6 +259,8 @@ class TaskView:
     served_step: int = -2
     """The step that those are open for."""
     committed: int = -2
+    lacks_replica: bool = False
+    """It coordinates servers with second homes, and not everything has one now."""
     handed: tuple[int, int] | None = None
     """The last step and bucket that a worker without servers handed over."""
     call: tuple[int, ...] | None = None

@@ -170,7 +170,10 @@ def keeping_problems(
 def replica_problems(exchange: Exchange, workers: int) -> Iterator[str]:
     """What servers with second homes need and this job does not have, one sentence per problem."""
     if not exchange.synchronous:
-        yield "server_replicas=1 needs steps that all workers make together; omit synchronous=False."
+        yield (
+            "server_replicas=1 needs steps that all workers make together; omit synchronous=False (the flag "
+            "--cross_replica_sync=False)."
+        )
     if exchange.aggregate(workers) is not None:
         yield "server_replicas=1 needs all workers in every step; omit replicas_to_aggregate."
 

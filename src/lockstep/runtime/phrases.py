@@ -328,4 +328,7 @@ def drifted(chief: TaskId, parameter: str) -> str:
 def replica_changed(*, has_one: bool) -> str:
     if has_one:
         return "every server's shard has a second home again: the loss of any one server would be survived"
-    return "a server is lost, and another has taken its place; until its next life is filled there is no replica"
+    return (
+        "a server is lost, and another has taken its place; there is no replica until its next life, or a server that "
+        "is left, is filled"
+    )

@@ -38,10 +38,11 @@ def _local(servers: int, workers: int) -> BenchConfig:
     return BenchConfig(cluster=ClusterSpec(), local=LocalCluster(servers=servers, workers=workers))
 
 
-def _replicated(servers: int, **exchange: Any) -> BenchConfig:
+def _replicated(servers: int, *, on_worker_loss: str = "wait", **exchange: Any) -> BenchConfig:
     made = ExchangeConfig(**{"local_parameter_device": "cpu", **exchange})
     local = LocalCluster(servers=servers, workers=2)
-    return BenchConfig(cluster=ClusterSpec(server_replicas=1), local=local, exchange=made)
+    cluster = ClusterSpec(server_replicas=1, on_worker_loss=on_worker_loss)
+    return BenchConfig(cluster=cluster, local=local, exchange=made)
 
 
 REPLICATED = ExchangeConfig(variable_update="distributed_replicated")
@@ -58,6 +59,7 @@ BROKEN: dict[str, tuple[str, BenchConfig, str]] = {
     "too many": ("local cluster", _local(1, 64), "would start 65 tasks here"),
     "no second server": ("server replicas", _replicated(1), "give --ps=2"),
     "replicas without steps": ("server replicas", _replicated(2, cross_replica_sync=False), "steps that all workers"),
+    "replicas without a worker": ("server replicas", _replicated(2, on_worker_loss="shrink"), "=wait or abort"),
     "replicas on GPUs": ("server replicas", _replicated(2, local_parameter_device="gpu"), "same kind of device"),
     "model": ("model", BenchConfig(model="resnet49"), "did you mean resnet50"),
     "refused model": ("model", BenchConfig(model="ssd300"), "needs the COCO data set"),

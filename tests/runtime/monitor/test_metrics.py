@@ -93,6 +93,13 @@ def test_a_task_is_asked_when_its_monitor_is_and_tells_what_its_steps_took(monke
     assert 0 < (value(of_server, "lockstep_goodput_ratio") or 0) <= 1
 
 
+@pytest.mark.parametrize(("told", "shown"), [({}, None), ({"replica": None}, None), ({"replica": False}, 0)])
+def test_only_servers_with_second_homes_say_whether_these_are_whole(told: dict[str, object], shown: int | None) -> None:
+    said = json.dumps({**json.loads(ANSWER), **told}).encode()
+    text = MetricsKeeper(record_of(os.getpid()), "", lambda _, __: said).text()
+    assert value(text, "lockstep_second_homes_whole") == shown
+
+
 def test_a_frozen_task_has_its_last_values_and_the_word_that_they_are_old() -> None:
     asked: list[str] = []
     record = record_of(os.getpid())

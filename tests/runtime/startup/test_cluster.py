@@ -125,6 +125,14 @@ BROKEN: dict[str, tuple[ClusterSpec, str]] = {
         "--verdict_webhook=ftp://pager is not an address; give one like https://HOST/PATH",
     ),
     "on_worker_loss": (dataclasses.replace(SPEC, on_worker_loss="cry"), "--on_worker_loss=cry is not known"),
+    "replicas without servers": (
+        dataclasses.replace(SPEC, server_replicas=1, has_servers=False, ps_hosts=()),
+        "--server_replicas=1 needs servers, and this mode has none; leave it out.",
+    ),
+    "replicas on one server": (
+        dataclasses.replace(SPEC, server_replicas=1),
+        "--server_replicas=1 needs a second server to hold what the first one holds; give two, or leave it out.",
+    ),
     "server_replicas": (
         dataclasses.replace(SPEC, server_replicas=2),
         "--server_replicas=2 is out of range; give 0 or 1.",

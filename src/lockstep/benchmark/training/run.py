@@ -88,11 +88,6 @@ def server_store(config: BenchConfig) -> TorchShardStore:
     """Where a server reduces and updates: on its CPU, or on a GPU if it has one and that was requested."""
     set_up_torch(config)
     asked, cluster = server_device(config) == "gpu", config.cluster or ClusterSpec()
-    if asked and cluster.server_replicas and not torch.cuda.is_available():
-        raise ValueError(
-            "--server_replicas=1 needs servers that all update on the same kind of device, and torch sees no GPU on "
-            "this server's host; give --local_parameter_device=cpu to all tasks"
-        )
     device = torch.device("cuda", 0) if asked and torch.cuda.is_available() else None
     wire, alone = WireFormat(config.exchange.wire_dtype), not cluster.server_replicas
     return TorchShardStore(device, wire, fitting_helpers(cluster), stays_on_gpu=alone)

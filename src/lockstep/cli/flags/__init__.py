@@ -40,8 +40,12 @@ _NOT_IN_ONE_PROCESS = {
     **{flag.name: "needs a monitor, which a run in one process does not have" for flag in METRICS_ROWS},
     "on_verdict": "would never be run, since a run in one process gives no verdicts",
     "verdict_webhook": "would never be called, since a run in one process gives no verdicts",
+    "server_replicas": "needs two servers, and a run in one process has none",
 }
 """Flags on which somebody would rely in vain, and why."""
+_SMALLEST_CLUSTER = "--ps=1 --workers=1"
+_CLUSTERS = {"server_replicas": "--ps=2 --workers=1"}
+"""What they need instead, where that is more."""
 
 
 def parse_bench(argv: Sequence[str], environ: Mapping[str, str]) -> BenchConfig:
@@ -63,7 +67,9 @@ def parse_bench(argv: Sequence[str], environ: Mapping[str, str]) -> BenchConfig:
     ruled_out = check_against_table(line, EXCLUSIVE)
     if config.cluster is None:
         ruled_out += [
-            f"--{name} {why}; add --ps=1 --workers=1." for name, why in _NOT_IN_ONE_PROCESS.items() if line.gives(name)
+            f"--{name} {why}; add {_CLUSTERS.get(name, _SMALLEST_CLUSTER)}."
+            for name, why in _NOT_IN_ONE_PROCESS.items()
+            if line.gives(name)
         ]
     broken = [problem.sentence for problem in problems(config, _gpus(config, environ))]
     if ruled_out or broken or unreadable:

@@ -187,6 +187,10 @@ def store_is_at(doing: str, seconds: float) -> str:
     return f"{doing} for {_in_seconds(seconds)}"
 
 
+def without_replica(doing: str) -> str:
+    return f"{doing}; not everything has a second home now"
+
+
 def has_exit_code(exit_code: int) -> str:
     return f"exit code {exit_code}"
 

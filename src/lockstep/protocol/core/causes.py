@@ -84,6 +84,8 @@ class ReportKind(StrEnum):
     """A drill has planted a fault."""
     REFUSED = "refused"
     """Callers were refused at a port or a door."""
+    REPLICA = "replica"
+    """Servers with second homes: not everything has one now, or has one again."""
 
 
 WITH_FILES = frozenset({ReportKind.VERDICT, ReportKind.STALL})

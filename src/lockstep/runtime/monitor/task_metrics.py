@@ -55,6 +55,7 @@ BYTES: Final = _counter("link_bytes", "Bytes of tensors over the links, by trans
 VERDICT: Final = _gauge("verdict_info", "The last report: 1 until a step ends here, then 0.")
 VERDICTS: Final = _counter("verdicts", "Reports by cause.")
 REJOINS: Final = _counter("rejoins", "Tasks that have come back as another incarnation, as this task has seen it.")
+REPLICA: Final = _gauge("second_homes_whole", "1 if the loss of any one server would be survived now, 0 if not.")
 CHECKPOINT: Final = _gauge(
     "checkpoint_timestamp_seconds", "When the newest checkpoint of this run was complete, in seconds since 1970."
 )
@@ -132,6 +133,8 @@ def _fill_with_words(page: MetricPage, fields: Mapping[str, Any]) -> None:
     for cause, count in _items(fields, "verdicts"):
         page.add(VERDICTS, int(count), cause=cause)
     page.add(REJOINS, _whole(fields, "rejoins"))
+    if (whole := fields.get("replica")) is not None:
+        page.add(REPLICA, int(bool(whole)))
     _if_known(page, CHECKPOINT, _seconds(fields, "checkpoint"))
     page.add(REFUSED, _whole(fields, "refused"))
 

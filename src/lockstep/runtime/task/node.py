@@ -358,6 +358,11 @@ class Node:
         return 0.0 if self._saving is None else self._saving.written_at
 
     @property
+    def has_replica(self) -> bool | None:
+        """Whether the loss of any one server would be survived now; None: this task does not know."""
+        return None if self.share is None or self.forming else self.share.has_replica
+
+    @property
     def rejoins(self) -> int:
         """How many tasks have come back as another incarnation, as far as this one has seen."""
         return self._admission.rejoins
@@ -427,6 +432,7 @@ class Node:
             self._has_replica = effect.has_replica
             if self.machine.coordinator is not None and not self.rules.ranks_return:
                 self.say(phrases.replica_changed(has_one=effect.has_replica))
+                self.watchdog.note_replica(whole=effect.has_replica)
         for task in returned:
             self._missing.forget(task)
             self.say(phrases.has_come_back(self.task, task))

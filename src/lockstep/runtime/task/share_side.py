@@ -157,6 +157,11 @@ class ShareSide(Side):
         return self._plan
 
     @property
+    def has_replica(self) -> bool | None:
+        """With second homes, whether every one of them holds everything, as this server's view says."""
+        return self.machine.places.placement.whole if isinstance(self.machine, HomedServerMachine) else None
+
+    @property
     def native_id(self) -> int:
         """Of the store's thread, as the kernel knows it."""
         return self._thread.native_id or 0

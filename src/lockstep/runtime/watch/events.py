@@ -15,7 +15,8 @@ from lockstep.protocol.core.causes import ReportKind
 from lockstep.protocol.core.ids import JobId, TaskId, hex64
 
 EVENTS: Final = "events.jsonl"
-"""One line for each notice, verdict and stall, for each fault that a drill has planted, and for refused callers."""
+"""One line for each notice, verdict and stall, for each fault that a drill has planted, for refused callers, and for
+second homes that are lost or filled."""
 REPORT: Final = "report"
 SCHEMA: Final = 1
 NO_STEP: Final = -2

@@ -33,6 +33,9 @@ class MeasuredNode(Shown, Protocol):
     def checkpoint_written(self) -> float: ...
 
     @property
+    def has_replica(self) -> bool | None: ...
+
+    @property
     def rejoins(self) -> int: ...
 
 
@@ -56,6 +59,7 @@ def metrics_of(node: MeasuredNode) -> dict[str, Any]:
         "last_step": time.time() - (now - last) if last else 0.0,
         "examples": node.main.examples,
         "rejoins": node.rejoins,
+        "replica": node.has_replica,
         "checkpoint": node.checkpoint_written,
         "refused": (REFUSALS.summary() or {}).get("callers", 0),
         "verdict": node.publisher.last_verdict,

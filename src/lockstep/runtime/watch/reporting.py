@@ -151,6 +151,11 @@ class Publisher:
         """A drill's fault of this name has begun."""
         self.note(ReportKind.INJECTED, text=fault)
 
+    def note_replica(self, *, whole: bool) -> None:
+        """The same, with what a program needs to know of second homes."""
+        fields = self._event(ReportKind.REPLICA, text=phrases.replica_changed(has_one=whole))
+        self._append(ReportKind.REPLICA, {**fields, "whole": whole})
+
     def page(self, kind: ReportKind, diagnosis: Diagnosis, copy: str) -> None:
         """Call whoever asked to be called; ``copy`` is where the report is."""
         self._pager.send(page_fields(self._event(kind, diagnosis.verdict), diagnosis, copy))

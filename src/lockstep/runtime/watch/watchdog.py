@@ -160,6 +160,10 @@ class Watchdog:
         self._report_at = time.monotonic()
         self._inbox.put(lambda: self._told(message))
 
+    def note_replica(self, *, whole: bool) -> None:
+        """Not everything has a second home now, or has one again; on the loop's thread, which waits for no file."""
+        self._inbox.put(lambda: self._publisher.note_replica(whole=whole))
+
     def _told(self, message: Report) -> None:
         diagnosis = self._printing.told(message)
         if diagnosis is not None and diagnosis.verdict is not None:

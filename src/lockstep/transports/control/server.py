@@ -11,6 +11,7 @@ import socket
 import weakref
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import thread as pools
 from typing import Final
 
 from lockstep.security.chosen import is_insecure
@@ -110,6 +111,9 @@ class _Port:
         if self._watch is not None:
             self._watch.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
+        # A call may not come back: its answer waits for a host that nobody reaches. Python would wait for it at exit.
+        for thread in self._pool._threads:
+            pools._threads_queues.pop(thread, None)  # type: ignore[attr-defined]
 
 
 def _stop_here(server: grpc.Server, pid: int) -> None:
