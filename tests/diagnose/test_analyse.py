@@ -97,6 +97,18 @@ def test_leaving_out_any_other_rule_changes_no_cause(left_out: Cause) -> None:
         assert found is (Cause.UNKNOWN if cause is left_out else cause), make.__name__
 
 
+def test_a_rank_over_gloo_that_has_finished_early_is_out_of_step_and_no_part_of_a_deadlock() -> None:
+    cluster = healthy()
+    cluster.task(W0)["waits"] = [wait(W1, WaitKind.SUM, 5.0)]
+    ended = cluster.task(W1)
+    ended["waits"] = [wait(W0, WaitKind.END, 5.0)]
+    ended["step"] = STEP - 1
+    standing(cluster, "finishing", where="lockstep")
+    verdict = verdict_of(analyse(cluster.evidence()))
+    assert (verdict.cause, verdict.culprit, verdict.peer) == (Cause.OUT_OF_STEP, str(W1), str(W0))
+    assert f"after {STEP} steps" in verdict.what
+
+
 def test_a_server_that_still_imports_torch_is_not_called_stuck() -> None:
     cluster = store_stuck()
     cluster.task(PS0)["phase"] = "importing torch"

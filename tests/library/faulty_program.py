@@ -79,6 +79,9 @@ def main() -> None:
         if model.fault == "skip":
             say_struck()
             continue
+        if model.fault == "finish":
+            say_struck()
+            break
         model(torch.randn(4, 16)).sum().backward()
         optimizer.step()
         optimizer.zero_grad()

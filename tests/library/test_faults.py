@@ -22,8 +22,8 @@ GONE_SECONDS = 15.0
 ENDS_AFTER = 6.0
 """``user_code_timeout`` and ``stall_after`` of the program: what may only be slow ends the job then."""
 HANGING = ("lock", "loop", "native", "descriptors", "stop")
-FAULTS = ("kill", "lock", "exit", "raise", "loop", "native", "descriptors", "memory", "stop", "skip")
-OVER_GLOO = ("kill", "lock", "raise", "stop", "skip")
+FAULTS = ("kill", "lock", "exit", "raise", "loop", "native", "descriptors", "memory", "stop", "skip", "finish")
+OVER_GLOO = ("kill", "lock", "raise", "stop", "skip", "finish")
 pytestmark = [pytest.mark.drill, pytest.mark.timed, pytest.mark.timeout(180)]
 
 
@@ -45,8 +45,9 @@ def names(fault: str) -> list[str]:
         "memory": "can't allocate memory",
         "stop": "has been stopped for",
         "skip": "every worker must make the same calls in the same order",
+        "finish": "stopped after 5 steps",
     }[fault]
-    if fault in ("kill", "descriptors", "stop", "skip"):
+    if fault in ("kill", "descriptors", "stop", "skip", "finish"):
         return [what]
     return [what, f"{PROGRAM.name}, line {line_of(fault)}" if fault == "exit" else f"{PROGRAM.name}:{line_of(fault)}"]
 

@@ -82,6 +82,7 @@ def test_two_ranks_are_killed(ranks: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(180)
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_planted_bug_is_found(mutant: RankMutant, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = {ranks: calm(ranks) for ranks in (2, 3)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from lockstep.diagnose import phrases
 from lockstep.diagnose.case import Proof, WaitCase
 from lockstep.diagnose.views import LinkView
-from lockstep.protocol.core.activity import TaskPhase
+from lockstep.protocol.core.activity import Doing, TaskPhase
 from lockstep.protocol.core.causes import Cause
 from lockstep.protocol.core.death import Ruling, Word, rule_on
 from lockstep.protocol.core.reach import NOBODY_THERE, UNREACHABLE, Reach
@@ -182,11 +182,22 @@ def duplicate_task(case: WaitCase) -> Proof | None:
 
 def out_of_step(case: WaitCase) -> Proof | None:
     view = case.waiter_view
+    if case.waiting.kind is WaitKind.SUM:
+        return _finished_before(case)
     side = None if view is None else view.workers.get(case.on)
     if case.waiting.kind is not WaitKind.GRADIENT or side is None or side.done < 0 or side.done > case.step:
         return None
     what = phrases.stopped_early(case.on, side.done, case.step)
     return Proof(Cause.OUT_OF_STEP, what, (phrases.was_told_so(case.waiter, case.on),))
+
+
+def _finished_before(case: WaitCase) -> Proof | None:
+    """Where torch.distributed carries gradients no rank is told how many steps another has made: it says so itself."""
+    view = case.view
+    if view is None or view.main is None or view.main.doing is not Doing.FINISHING or view.step >= case.step:
+        return None
+    what = phrases.stopped_early(case.on, view.step + 1, case.step)
+    return Proof(Cause.OUT_OF_STEP, what, (phrases.says_so_itself(case.on),))
 
 
 def link_down(case: WaitCase) -> Proof | None:

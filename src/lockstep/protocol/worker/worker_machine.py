@@ -162,9 +162,8 @@ class WorkerMachine:
         for bucket in self._buckets:
             bucket.edition, bucket.absent = -1, False
         effects = self._stated.state_rates(self.step, event.rates)
-        if self.eager and self._is_first_to_deliver:
-            effects += self._ask_for(self.step + 1, now)
-        return effects
+        asks = self.eager and self._is_first_to_deliver
+        return effects + self._ask_for(self.step + 1, now) if asks else effects
 
     @property
     def _is_first_to_deliver(self) -> bool:
@@ -254,12 +253,9 @@ class WorkerMachine:
         if version <= self._target:
             return []
         self._target = version
-        effects: list[Effect] = []
         for peer in self._servers.values():
             peer.awaited, peer.since = len(peer.buckets), now
-            if peer.linked:
-                effects.append(self._pull(peer, now))
-        return effects
+        return [self._pull(peer, now) for peer in self._servers.values() if peer.linked]
 
     def _newest_open(self) -> Step:
         return max(peer.open_step for peer in self._servers.values()) if self.may_lag else INITIAL_STEP

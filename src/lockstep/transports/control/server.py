@@ -112,8 +112,9 @@ class _Port:
             self._watch.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
         # A call may not come back: its answer waits for a host that nobody reaches. Python would wait for it at exit.
+        waited_for = getattr(pools, "_threads_queues", {})
         for thread in self._pool._threads:
-            pools._threads_queues.pop(thread, None)  # type: ignore[attr-defined]
+            waited_for.pop(thread, None)
 
 
 def _stop_here(server: grpc.Server, pid: int) -> None:
