@@ -123,6 +123,7 @@ COVERED: Final[Mapping[str, Fed | Exempt]] = MappingProxyType(
         "security/key.py": _by("key file"),
         "security/proof.py": _by("proof: "),
         "security/signing.py": _by("certificate of another program"),
+        "security/tls.py": _by("proof: "),
         "security/wire.py": _by("proof: ", "rendezvous", "net --serve"),
         "sim/faults.py": _by("faults of the simulator"),
         "training/export.py": _by("checkpoint: state, exported", "checkpoint: shard, exported"),

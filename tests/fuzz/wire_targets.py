@@ -8,9 +8,11 @@ import functools
 import json
 import random
 import socket
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from enum import Enum
+from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 from diagnose.faulty import frozen
@@ -32,7 +34,10 @@ from lockstep.runtime.monitor.task_process import KeeperNews, TaskProcess
 from lockstep.runtime.startup import rendezvous
 from lockstep.runtime.startup.start_facts import read_start_facts
 from lockstep.security import wire
+from lockstep.security.certificates import certificates_for
+from lockstep.security.key import Key
 from lockstep.security.proof import Parties, ProofError, Refusal, new_nonce
+from lockstep.security.tls import PrivateEnds
 from lockstep.transports.auto import tickets
 from lockstep.transports.base import PeerAddress, TransportError
 from lockstep.transports.control import codec
@@ -212,6 +217,20 @@ def _proofs() -> Iterator[Target]:
     assert opening
     yield Target("proof: dialer", lambda data: heard(data, accepts), [first, first + opening])
     yield Target("proof: acceptor", lambda data: heard(data, dials), [opening, heard(opening, accepts)])
+
+    with tempfile.TemporaryDirectory() as folder:
+        ends = PrivateEnds(certificates_for(Key(key, Path(folder) / "key")))
+
+    def shakes(connection: socket.socket) -> object:
+        soon = time.monotonic() + 1
+        return ends.accept(connection, soon, soon, lambda: None)
+
+    def greets(connection: socket.socket) -> object:
+        return ends.dial(connection, time.monotonic() + 1)
+
+    hello = heard(b"", greets)
+    yield Target("proof: dialer in TLS", lambda data: heard(data, shakes), [hello])
+    yield Target("proof: acceptor in TLS", lambda data: heard(data, greets), [heard(hello, shakes)])
 
 
 def _lines() -> Iterator[Target]:

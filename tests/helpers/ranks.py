@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Callable
+from unittest.mock import patch
 
 import torch
 
@@ -16,6 +17,7 @@ from lockstep.runtime.monitor.reporter import TaskReporter
 from lockstep.runtime.startup.cluster import ClusterSpec
 from lockstep.runtime.task.collective_node import CollectiveNode
 from lockstep.runtime.task.node_config import NodeConfig
+from lockstep.training.ranks.connections import Connections
 from lockstep.training.ranks.group import MeetingPoint, WorkerGroup
 from lockstep.training.ranks.layout import RankLayout, lay_out
 from lockstep.training.ranks.listening import serve_store
@@ -63,6 +65,7 @@ class ThreadRank:
         self._front.close()
 
 
+@patch.object(Connections, "cut", lambda _self: None)  # one rank's are the others' too: they share this process
 def run_ranks(size: int, body: Callable[[ThreadRank], None]) -> list[ThreadRank]:
     """Run ``body`` as every rank's program; raises what the first of them raised."""
     *ports, store = free_ports(size + 1)

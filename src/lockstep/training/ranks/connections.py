@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import stat
 from collections.abc import Iterator
 from typing import Final
 
@@ -20,7 +21,7 @@ class Connections:
     """Sockets of this process, by descriptor, and what each of them is: a number may soon belong to another file."""
 
     def __init__(self) -> None:
-        self._made: dict[int, str] = {}
+        self._made: dict[int, int] = {}
 
     @contextlib.contextmanager
     def made_here(self) -> Iterator[None]:
@@ -37,9 +38,12 @@ class Connections:
                     one.shutdown(socket.SHUT_RDWR)
 
 
-def _sockets() -> dict[int, str]:
+def _sockets() -> dict[int, int]:
+    """The number of each within the kernel, by descriptor."""
     found = {}
     for name in os.listdir(_OPEN_FILES):
         with contextlib.suppress(OSError):  # closed meanwhile
-            found[int(name)] = os.readlink(f"{_OPEN_FILES}/{name}")
-    return {number: what for number, what in found.items() if what.startswith("socket:")}
+            known = os.fstat(int(name))
+            if stat.S_ISSOCK(known.st_mode):
+                found[int(name)] = known.st_ino
+    return found

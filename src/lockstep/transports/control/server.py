@@ -113,7 +113,7 @@ class _Port:
         self._pool.shutdown(wait=False, cancel_futures=True)
         # A call may not come back: its answer waits for a host that nobody reaches. Python would wait for it at exit.
         waited_for = getattr(pools, "_threads_queues", {})
-        for thread in self._pool._threads:
+        for thread in getattr(self._pool, "_threads", ()):
             waited_for.pop(thread, None)
 
 
