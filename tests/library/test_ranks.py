@@ -74,7 +74,7 @@ def trained_by(loop: Loop, protocol: str = "grpc") -> dict[int, dict[str, Tensor
     return found
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+@pytest.mark.parametrize("ranks", [1, 2, 3, pytest.param(5, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("protocol", ["grpc", "grpc+tcp", "grpc+shm", "auto"])
 def test_every_rank_ends_with_the_bits_of_one_process(ranks: int, protocol: str) -> None:
     loop = Loop(make_optimizer=adam, shape=ClusterShape(0, ranks))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 import contextlib, threading
 from lockstep.transports.control.monitor_client import fetch_snapshot
@@ -30,6 +32,7 @@ server.stop(0.0)
 """
 
 
+@pytest.mark.slow
 def test_a_process_ends_though_a_call_of_its_server_does_not_come_back() -> None:
     """As one does whose answer waits for a host that is cut off."""
     subprocess.run([sys.executable, "-c", PROGRAM], timeout=30, check=True)

@@ -22,11 +22,11 @@ TESTS = Path(__file__).parents[1]
 SMALL = [case for case in CASES if not case.large]
 
 
-SLOWER = "grpc+ucx"
-"""Its node processes take longest to start; all its cases run with the slow tests."""
+SLOWER = ("grpc+ucx", encrypted("grpc+tcp"))
+"""Node processes of the first take longest to start; the rules of the second are those of its plain one. All their
+cases run with the slow tests."""
 TRANSPORTS = [
-    *(pytest.param(name, marks=pytest.mark.slow if name == SLOWER else ()) for name in RUN_HERE),
-    encrypted("grpc+tcp"),
+    pytest.param(name, marks=pytest.mark.slow if name in SLOWER else ()) for name in (*RUN_HERE, encrypted("grpc+tcp"))
 ]
 
 

@@ -216,6 +216,7 @@ def test_a_squatter_without_a_certificate_learns_no_name(stage: Stage) -> None:
 # --- several connections, and any sizes ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lines", [2, 8])
 @pytest.mark.parametrize(
     "case",
