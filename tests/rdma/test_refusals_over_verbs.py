@@ -106,7 +106,7 @@ from lockstep.transports.conformance import node as module
 from lockstep.transports import registry
 from lockstep.transports.verbs.options import RdmaOptions
 options = RdmaOptions(**eval(sys.argv[1]))
-module.make_transport = lambda *words: registry.make_transport(*words, options)
+module.make_transport = lambda *words, private: registry.make_transport(*words, options, private=private)
 with Stage("grpc+verbs") as stage:
     pair = stage.pair()
     way = pair.way(1 << 20)
